@@ -200,9 +200,9 @@ def test_lists_and_comparisons_do_not_wrap_on_a_terminal(place, capsys, monkeypa
     listed = capsys.readouterr().out
     assert compare([str(place / name) for name in (LONG, "good", "quick", "deep/er/trial")]) == 0
     compared = capsys.readouterr().out
-    for text in (listed, compared):
+    for text, said in ((listed, " no room for "), (compared, " were cut to fit the terminal")):
         assert max(map(len, text.splitlines())) <= width
-        assert " no room for " in f" {text}".replace("\n", " ")
+        assert said in f" {text}".replace("\n", " ")
     assert listed.splitlines()[0].split()[:2] == ["run", "top-1"]
     assert "written" in listed.split("no room for ")[1]
     row = next(line for line in listed.splitlines() if "interrupted" in line)
@@ -224,6 +224,7 @@ def test_nothing_is_cut_where_no_terminal_is(place, capsys):
     out += capsys.readouterr().out
     assert path in out
     assert "no room" not in out
+    assert "were cut" not in out
     assert "..." not in out
 
 
@@ -237,7 +238,7 @@ def result(run: Path, outcome: str, *, can_resume: bool = False, reason: str = "
 def test_the_table_at_the_end_of_a_run(place):
     run = place / "good"
     lines = end_lines(result(run, "finished"), read_summary(run))
-    assert lines[0] == "accuracy    90.00 % top-1, the best, at epoch 1 (100 images)"
+    assert lines[0] == "accuracy    best top-1 90.00 % at epoch 1 (100 images)"
     assert lines[1] == "            80.00 % (raw) at the end"
     assert "time        12.0 s: train 9.0 s, compile 3.0 s" in lines
     assert "verdict     compute-bound" in lines

@@ -134,7 +134,7 @@ def test_bad_requests_are_refused(run, tmp_path, capsys):
         (["plan", "--schedule-file", str(tmp_path / "no" / "x.svg")], "there is no directory"),
         (["data", "pack", "--output", str(tmp_path / "x.hrp")], "digits has no image files to pack"),
         (["bench", "--output", str(tmp_path / "no" / "x.jsonl")], "there is no directory"),
-        (["export", str(run)], "Give --format onnx, or a file: --out model.onnx"),
+        (["export", str(run)], "Give --format onnx or --out model.onnx"),
         (["export", str(run), "--out", str(tmp_path / "x.pdf")], "The format of x.pdf is not known"),
         (["export", str(run), "--format", "pdf"], "pdf"),
         (["export", str(run), "--format", "torch-names"], "No torch library"),

@@ -240,7 +240,17 @@ def test_what_fails_in_both_ways_is_compiled_without_either():
     with count_compilations() as counts:
         compile_program(lowered, {CONV_FUSION: True, CONCURRENT: "CONCURRENT"})
     assert [sorted(tried) for tried in lowered.tried] == [sorted((CONV_FUSION, CONCURRENT)), [CONV_FUSION], []]
+    assert "memory did not suffice for quick convolution tuning" in str(counts)
     assert len(counts.fallbacks) == 2
+
+
+def test_kernels_run_one_after_the_other_with_full_tuning_too_where_memory_does_not_suffice():
+    lowered: Any = Refusing(CONCURRENT, at_first_run=True, message="RESOURCE_EXHAUSTED: Out of memory.")
+    compile_program(lowered, {CONCURRENT: "CONCURRENT"})
+    assert lowered.tried == [{CONCURRENT: "CONCURRENT"}, {}]
+    other: Any = Refusing(CONCURRENT)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no plan"):
+        compile_program(other, {CONCURRENT: "CONCURRENT"})
 
 
 def test_quick_tuning_is_for_gpus(monkeypatch):

@@ -12,10 +12,11 @@ from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.engine.pipeline import step_plan
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
+from headrace.engine.step import no_labels
 from headrace.model.context import Ctx
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Layer, MaxPool, Relu, Residual
 from headrace.model.network import Network
-from headrace.model.norm import Activation, Norm, SqueezeExcite
+from headrace.model.norm import Activation, Norm, NormSpec, SqueezeExcite
 from tests.model.build import compute, network
 
 
@@ -44,6 +45,23 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     np.testing.assert_allclose(logits(False).reshape(8, -1), both[0], atol=1e-5)
     np.testing.assert_allclose(logits(True).reshape(8, -1), (both[0] + both[1]) / 2, atol=1e-5)
     assert np.abs(both[0] - both[1]).max() > 0.01
+
+
+def test_a_validation_computes_variances_as_training_does():
+    """Of values around 300 that differ by 0.05, one pass over the images leaves nothing of the variance."""
+    block = Norm(spec=NormSpec(kind="group", num_groups=1, epsilon=0.0))
+    x = np.random.default_rng(0).normal(300, 0.05, (2, 8, 8, 4)).astype(np.float32)
+    params, stats = block.init(lambda _name: np.random.default_rng(0), (8, 8, 4))
+    spec = EvalSpec(network=network("toy_model"), fetch=no_labels, compute_dtype=jnp.float32, num_replicas=1)
+    wide = x.astype(np.float64)
+    axes = (1, 2, 3)
+    wanted = (wide - wide.mean(axes, keepdims=True)) / wide.std(axes, keepdims=True)
+    found = [
+        block.apply(params, stats, jnp.array(x), replace(spec, stable_norm=stable).context())[0]
+        for stable in (True, False)
+    ]
+    np.testing.assert_allclose(found[0], wanted, atol=5e-3)
+    assert np.abs(found[1] - wanted).max() > 0.1, "the case that two passes are for"
 
 
 def test_stages_of_an_evaluation_are_compiled_with_its_options(monkeypatch):

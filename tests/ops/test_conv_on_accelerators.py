@@ -43,6 +43,18 @@ def test_the_folded_stem_is_the_plain_convolution(size, window, padding):
     leaves_close(jax.jit(folded)(x, w), jax.jit(plain)(x, w), 1e-4)
 
 
+@pytest.mark.parametrize(("groups", "filters"), [(3, 3), (3, 6), (2, 8)])
+def test_a_stem_with_groups_is_not_folded(groups, filters, monkeypatch):
+    monkeypatch.setattr("headrace.ops.conv.on_cpu", lambda: False)
+    rng = np.random.default_rng(0)
+    channels = groups * (4 // groups)
+    x = jnp.array(rng.normal(size=(2, 8, 8, channels)), jnp.float32)
+    w = jnp.array(rng.normal(size=(3, 3, channels // groups, filters)), jnp.float32)
+    pads = ((1, 1), (1, 1))
+    found = jax.jit(lambda x, w: ops.conv2d(x, w, 2, pads, groups))(x, w)
+    leaves_close(found, conv2d_plain(x, w, 2, pads, groups), 1e-5)
+
+
 DEPTHWISE = [(3, 1, "SAME"), (5, 2, ((2, 2), (2, 2))), (3, 2, "SAME"), (5, 1, ((2, 2), (1, 3))), (3, 2, "VALID")]
 DEPTHWISE += [(5, 2, "SAME"), (5, 3, ((0, 4), (3, 0))), (7, 3, "SAME"), (4, 2, ((2, 1), (0, 3)))]
 

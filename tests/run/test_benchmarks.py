@@ -182,8 +182,9 @@ def test_the_shipped_benchmarks_are_the_references_and_ours():
     assert entries["resnext101_inference"].sweep == {"batch-size": [1, 2, 4, 8, 16]}
     assert entries["efficientnet_b0_inference"].sweep == {"batch-size": [1, 8, 16, 32]}
     assert len(entries["gpu_inference"].points()) == 12
-    assert len(entries["gpu_inference"].points(["--micro-batch-size", "64"])) == 3
-    assert entries["resnet50_inference"].points(["--batch-size=2"]) == [{}]
+    assert len(entries["gpu_inference"].points(["micro-batch-size"])) == 3
+    assert len(entries["gpu_inference"].points(["model"])) == 4, "another name of model_name"
+    assert entries["resnet50_inference"].points(["batch_size"]) == [{}]
 
 
 def test_an_entry_runs_each_point_and_typed_options_win(tmp_path):
@@ -300,3 +301,5 @@ def test_the_list_of_benchmarks_fits_a_terminal(capsys):
     assert all(f"{name}  (" in text for name in read_entries(SHIPPED))
     assert main(["bench", "--entry", "nothing"]) == 2
     assert re.search("no benchmark nothing.*--entry list", capsys.readouterr().err, re.DOTALL)
+    assert main(["bench", "--entry", "quick", "--mode", "inference"]) == 2
+    assert "quick measures training" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from headrace.model.families import build_network
 from headrace.run.fit import resume, train
 from headrace.run.validation import validate
 from headrace.telemetry.records import RunEnd, RunStart, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.sinks import Sinks
 
 from .conftest import assert_same_bits, final_state
 
@@ -202,8 +203,11 @@ def test_fp_exceptions_names_the_first_layer(quick):
         train(quick(lr_schedule_params={"initial_learning_rate": 1e30}, fp_exceptions=True, validation=False))
 
 
-def test_nan_policy_skip_leaves_bad_steps_out(quick):
+def test_nan_policy_skip_leaves_bad_steps_out(quick, monkeypatch):
+    shown = []
+    monkeypatch.setattr(Sinks, "advance", lambda _self, _step, loss=None, _rate=None: shown.append(loss))
     result = train(quick(lr_schedule_params={"initial_learning_rate": 1e30}, nan_policy="skip", num_epochs=2))
+    assert any(loss is not None and np.isfinite(loss) for loss in shown), "also of calls with a bad step in them"
     skipped = records(result.directory, RunEnd)[0].skipped_steps
     assert 0 < skipped < 40, "the first step was good, a later one was not"
     assert all(np.isfinite(array).all() for name, array in final_state(result.directory).items() if "params" in name)

@@ -226,6 +226,18 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     assert "Traceback" not in output.read_text()
 
 
+@pytest.mark.parametrize(
+    ("has_begun", "said"), [(False, "stopping before the first step"), (True, "finishing the call and saving")]
+)
+def test_what_a_signal_is_answered_is_what_the_run_does(
+    has_begun: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt = Interrupt()
+    interrupt.has_begun = has_begun
+    interrupt.receive(signal.SIGTERM)
+    assert capsys.readouterr().err == f"headrace: SIGTERM: {said}; SIGINT exits at once\n"
+
+
 def test_only_a_second_ctrl_c_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sends SIGTERM to the processes of a job that it preempts, and to srun, which forwards it."""
     exits: list[int] = []

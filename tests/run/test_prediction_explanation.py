@@ -14,11 +14,11 @@ from headrace.run.prediction import Explanation, draw_explanation, explained_blo
 def test_the_map_is_that_of_measured_slopes(quick):
     network = build_network(quick(model_name="cifar_resnet8").config.model, 10, (32, 32, 1))
     params, stats = network.init(3)
-    model = cast(Any, SimpleNamespace(network=network, params=params, stats=stats))
+    ctx, label = Ctx(train=False, compute_dtype=jnp.float32), 4
+    model = cast(Any, SimpleNamespace(network=network, params=params, stats=stats, context=lambda: ctx))
     images = np.random.default_rng(0).standard_normal((1, 32, 32, 1), np.float32)
     last, earlier = explained_blocks(network)
     assert last > earlier
-    ctx, label = Ctx(train=False, compute_dtype=jnp.float32), 4
     features = np.asarray(network.apply_range(0, last + 1, params, stats, images, ctx)[0])
 
     def logit(changed: np.ndarray) -> float:

@@ -75,6 +75,16 @@ def test_the_command_prints_what_a_run_recorded(run, capsys):
     assert any("where the time went" in text for text in notes)
 
 
+def test_the_run_may_stand_behind_options_and_another_folder_is_profiled_anew(run, tmp_path, capsys):
+    assert main(["profile", "--json", str(run)]) == 0
+    recorded = json.loads(capsys.readouterr().out)
+    other = shutil.copytree(run / "profile", tmp_path / "other")  # another run's, for all that is known
+    assert main(["profile", str(run), "--output", str(other), "--json", "--steps-per-call", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] != recorded["seconds"]
+    assert main(["profile", str(run), "--config", "default"]) == 2
+    assert "A run has its own options" in capsys.readouterr().err
+
+
 def test_the_report_has_the_profile(run, tmp_path):
     assert "slowest kernels" in (run / "report.html").read_text().lower()
     run = shutil.copytree(run, tmp_path / "r")

@@ -8,22 +8,24 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import (
+    Parsed,
     check_output,
     print_remarks,
-    read_arguments,
     read_config_arguments,
     resolve_arguments,
     writing,
 )
+from headrace.config.field import normalise_name, option_names
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.files import parse_json
 from headrace.core.units import format_bytes, format_measured
+from headrace.reference.entrance import known_options
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -41,7 +43,8 @@ def main(argv: list[str]) -> int:
     args = parsed.args
     check_output(args.output, "--output")
     if args.list or args.entry is not None:
-        return run_entries(argv, args)
+        return run_entries(argv, parsed)
+    args.mode = args.mode or _MODES[0]
     resolved = resolve_arguments(parsed)
     from headrace.job import join_job
 
@@ -128,7 +131,7 @@ PRINTED = ("min", "mean", "p50", "p99", "max")  # the JSON has more percentiles
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this command has."""
     add: Any = parser.add_argument
-    add("--mode", choices=("training", "inference"), default="training", help="what is measured [training]")
+    add("--mode", choices=_MODES, help="what is measured [training, or what --entry says]")
     add("--steps-per-call", type=int, default=50, metavar="N", help="steps, or batches, of one device call [50]")
     add("--num-calls", "--repeat", type=int, default=5, metavar="N", help="timed calls, after one untimed [5]")
     add("--num-requests", type=int, default=100, metavar="N", help="batches timed one by one, for inference [100]")
@@ -162,10 +165,19 @@ class Entry:
     one_device: tuple[str, ...] = ()
     mapped: str = ""
 
-    def points(self, more: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return the values of the swept options, one dict for each measurement; what is given by hand is not swept."""
-        given = {word.split("=")[0] for word in more}
-        sweep = {name: values for name, values in self.sweep.items() if f"--{name}" not in given}
+    def points(self, given: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """Return the values of the swept options, one dict for each measurement.
+
+        Options given by hand, under any of their names, are not swept.
+        """
+        known = option_names(known_options())
+
+        def option(name: str) -> str:
+            name = normalise_name(name)
+            return known[name].name if name in known else name
+
+        fixed = {option(name) for name in given}
+        sweep = {name: values for name, values in self.sweep.items() if option(name) not in fixed}
         return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
 
     def command(self, point: dict[str, Any], more: list[str], *, full_plan: bool = False) -> list[str]:
@@ -210,8 +222,9 @@ def _entry(path: Path, name: str, values: object) -> Entry:
     return Entry(name=name, mode=mode, sweep=sweep, about=about, mapped=mapped, **given)
 
 
-def run_entries(argv: list[str], args: argparse.Namespace) -> int:
+def run_entries(argv: list[str], parsed: Parsed) -> int:
     """List the benchmarks, or run those that `--entry` names."""
+    args = parsed.args
     entries = read_entries(args.benchmarks or SHIPPED)
     if args.list or args.entry == "list":
         print(describe_entries(entries))
@@ -226,12 +239,15 @@ def run_entries(argv: list[str], args: argparse.Namespace) -> int:
             rule="`headrace bench --entry list` lists them.",
             remedy=did_you_mean(args.entry, entries),
         )
+    if args.mode and any(entry.mode != args.mode for entry in chosen):
+        modes = ", ".join(f"{entry.name} measures {entry.mode}" for entry in chosen if entry.mode != args.mode)
+        raise ConfigError(f"--mode {args.mode} is given, but {modes}.", remedy="Leave --mode out.")
     more = _others(argv)
     results = []
     for entry in chosen:
         if entry.mapped and not args.full_plan:
             print(f"{entry.name} on one device: {entry.mapped} (--full-plan: as written)", file=sys.stderr)
-        for point in entry.points(more):
+        for point in entry.points(parsed.options):
             command = entry.command(point, more, full_plan=args.full_plan)
             results.append(_measured({"entry": entry.name, "point": point}, command, args.output))
     if not args.json:
@@ -314,17 +330,19 @@ _PROFILE = (
 
 def profile(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    run = Path(argv[0]) if argv and not argv[0].startswith("-") else None
-    read = read_config_arguments if run is None else read_arguments
-    parsed = read(argv[1:] if run else argv, "headrace profile", _add_profile_arguments, _PROFILE)
-    args = parsed.args
+    parsed = read_config_arguments(argv, "headrace profile", _add_profile_arguments, _PROFILE)
+    args, run = parsed.args, parsed.args.run
+    if run is not None and (args.config or args.config_path):
+        raise ConfigError(f"A recipe and the run {run} are given.", rule="A run has its own options.")
     from headrace.run.profiling import FOLDER, read_profile
     from headrace.telemetry.device_trace import profile_lines
 
     folder = args.output or (run / FOLDER if run else Path(FOLDER))
     if run is not None and not run.is_dir():
         raise ConfigError(f"There is no run {run}.", remedy="`headrace runs` lists runs; without one, give options.")
-    found = read_profile(folder) if run is not None and not parsed.options and not args.again else None
+    # What a folder of another name holds may be another run's profile.
+    anew = args.again or args.output is not None or bool(parsed.options)
+    found = read_profile(folder) if run is not None and not anew else None
     if found is None:
         from headrace.run.benchmarks import profile_calls
 
@@ -349,6 +367,7 @@ def profile(argv: list[str]) -> int:
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this command has."""
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN_DIR", help="a run, whose options are profiled")
     parser.add_argument("--steps-per-call", type=int, default=10, metavar="N", help="steps of one device call [10]")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the trace [RUN_DIR/profile, or profile]")
     parser.add_argument("--again", action="store_true", help="profile a run's options anew")

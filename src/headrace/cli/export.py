@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     _add_arguments(parser)
     args = parser.parse_intermixed_args(argv)
     if args.format is None and args.out is None:
-        raise ConfigError("It is not said what to export.", remedy="Give --format onnx, or a file: --out model.onnx.")
+        raise ConfigError("Neither --format nor --out is given.", remedy="Give --format onnx or --out model.onnx.")
     from headrace.engine.devices import start_devices
     from headrace.run.export_formats import ExportOptions, export_model, format_of
     from headrace.run.named_model import find_model

@@ -142,7 +142,8 @@ def _help() -> str:
     lines = ["usage: headrace COMMAND ...", "", "Train convolutional networks so that the accelerator never waits."]
     for topic, names in _TOPICS.items():
         lines += ["", f"{topic}:", *(f"  {name:12}{texts[name]}" for name in names)]
-    return "\n".join([*lines, "", "`headrace COMMAND --help` describes it; `headrace --version` prints the version."])
+    last = "`headrace COMMAND --help` describes a command; `headrace --version` prints the version."
+    return "\n".join([*lines, "", last])
 
 
 def print_error(error: HeadraceError, words: Iterable[str] = ()) -> None:

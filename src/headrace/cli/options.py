@@ -135,7 +135,7 @@ def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None
     def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("recipe")
         group.add_argument(
-            "--config", metavar="NAME", help="recipe to start from; `headrace configs` lists them, none is none of them"
+            "--config", metavar="NAME", help="recipe to start from (`headrace configs` lists them); none uses no recipe"
         )
         group.add_argument("--config-path", metavar="FILE", help="YAML file of your own recipes")
         if extra:

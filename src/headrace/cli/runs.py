@@ -128,7 +128,7 @@ def _facts(run: "RunSummary") -> dict[str, object]:
         "best_checkpoint": end.best_checkpoint if end else None,
         "is_trial": run.is_trial,
         "time_to_train": run.seconds,
-        "images_per_second": end.images_per_second if end else None,
+        "images_per_second": run.images_per_second,
         "modified": run.modified,
     }
 
@@ -166,7 +166,7 @@ def compare(argv: list[str]) -> int:
     results = compare_results(runs)
     _print_table(letters, results, width)
     if width and any(len(text) > _WIDEST for values in (*options.values(), *results.values()) for text in values):
-        print_fitted("no room for all of the values with ... in them: in a file or a pipe they are whole")
+        print_fitted("values with ... were cut to fit the terminal; redirect the output to see them whole")
     return 0
 
 

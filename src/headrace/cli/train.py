@@ -168,7 +168,7 @@ def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
         count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
         return [("accuracy", f"not shown: a trial (--dry-run-steps), validated on {count} only")]
     where = f"at epoch {best.epoch:.4g} ({best.num_samples:,} images{best.weights_text})"
-    text = f"{format_percent(best.top1)} top-1, the best, {where}"
+    text = f"best top-1 {format_percent(best.top1)} {where}"
     last = {record.weights: record for record in run.validations}  # the last one of each kind
     final = max(last.values(), key=lambda record: record.step)
     rows = [("accuracy", text)]

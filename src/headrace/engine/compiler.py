@@ -145,7 +145,7 @@ def compiler_options(compiler: Compiler) -> dict[str, Any]:
 
 def compiles_alone(compiler: Compiler) -> bool:
     """Say whether programs with these options are compiled while nothing else happens on this process's devices."""
-    return "convolution_tuning" in describe(compiler, jax.default_backend())
+    return bool({"convolution_tuning", "concurrent_kernels"} & describe(compiler, jax.default_backend()).keys())
 
 
 def common_options() -> dict[str, Any]:
@@ -181,24 +181,29 @@ class Lowered(Protocol):
 def compile_program(lowered: Lowered, options: Options) -> jax.stages.Compiled:
     """Compile a program; where it fails with CONV_FUSION, or needs too much memory with CONCURRENT, without them."""
     left = dict(options)
-    if CONV_FUSION not in left:
+    if not {CONV_FUSION, CONCURRENT} & left.keys():
         with _compiling():
             return lowered.compile(compiler_options=left or None)
     with exclusive():
         jax.block_until_ready(jax.live_arrays())  # transfers that were begun and not waited for
-        while CONV_FUSION in left:
+        while {CONV_FUSION, CONCURRENT} & left.keys():
             try:
-                compiled = lowered.compile(compiler_options=left)
+                compiled = lowered.compile(compiler_options=dict(left))
                 # A program, also one from the cache, builds its plans when it first runs: now, while nothing disturbs
-                # it.
+                # it. It also shows whether its memory suffices.
                 jax.block_until_ready(compiled(*_zeros(lowered, compiled)))
             except jax.errors.JaxRuntimeError as error:
-                if is_out_of_memory(error) and CONCURRENT in left:
-                    left = {name: value for name, value in left.items() if name != CONCURRENT}
+                is_memory = is_out_of_memory(error)
+                if is_memory and CONCURRENT in left:
+                    del left[CONCURRENT]
                     count_fallback("memory did not suffice for concurrent kernels, which are off")
-                else:  # which shapes cuDNN has no plan for is written nowhere
-                    left = {name: value for name, value in left.items() if name not in (CONV_FUSION, CONCURRENT)}
-                    count_fallback("quick convolution tuning failed, so it was tuned in full")
+                    continue
+                if CONV_FUSION not in left:
+                    raise
+                left.pop(CONV_FUSION)  # which shapes cuDNN has no plan for is written nowhere
+                left.pop(CONCURRENT, None)
+                why = "memory did not suffice for quick convolution tuning" if is_memory else "quick tuning failed"
+                count_fallback(f"{why}, so convolutions were tuned in full")
             else:
                 return compiled
     return lowered.compile(compiler_options=left)

@@ -70,6 +70,7 @@ class EvalSpec:
     compute_dtype: jax.typing.DTypeLike
     num_replicas: int
     half_partials: bool = False
+    stable_norm: bool = False
     cpu_kernels: str = "auto"
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
@@ -91,6 +92,7 @@ class EvalSpec:
             train=False,
             compute_dtype=self.compute_dtype,
             half_partials=self.half_partials,
+            stable_norm=self.stable_norm,
             cpu_kernels=self.cpu_kernels,
         )
 

@@ -46,7 +46,7 @@ from headrace.ops.tracing import is_portable, on_cpu
 
 _FORMAT = b"headrace programs 1\n"
 _MOST_BYTES = 4 << 30  # above it, the files that were not used for the longest time are deleted
-# Packages right of the engine, or beside it: nothing of theirs is in a program (docs/architecture.md).
+# Packages that no traced code is in (docs/architecture.md).
 _NEVER_TRACED = ("checkpoint", "cli", "job", "program", "reference", "report", "telemetry", "weights")
 # Settings of JAX for caches and messages. All others count, whatever they mean.
 _NOT_COMPILED = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_explain", "jax_debug_log")

@@ -1,6 +1,6 @@
 """Convolution, normalisation, pooling and activations, in the form that is fast on each backend.
 
-This is the only package that asks which backend a program is compiled for.
+This is the only package in which the computation depends on the backend that a program is compiled for.
 """
 
 from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, relu, relu6, sigmoid, swish

@@ -1,10 +1,10 @@
 """2-D convolution (NHWC images, HWIO weights) in a form for each backend, and the dense layer's product.
 
 On GPU and TPU a convolution is XLA's, except for an image stem (`conv2d_folded`) and depthwise ones (depthwise.py). On
-the CPU, float32 ones are our own (native_units.py) where those are compiled, and others are `conv2d_cpu`: XLA uses its
-fast CPU kernel only for the canonical layout NHWC x HWIO -> NHWC. It rewrites
-other layouts, such as those of JAX's automatic gradients, but not inside `scan`, `while` or `cond`, where a ResNet-8
-training step was 15 times slower (1,012 ms instead of 64). Both gradients are therefore written in that layout.
+the CPU, float32 and bfloat16 ones are our own (native_units.py) where those are compiled, and others are `conv2d_cpu`:
+XLA uses its fast CPU kernel only for the canonical layout NHWC x HWIO -> NHWC. It rewrites other layouts, such as those
+of JAX's automatic gradients, but not inside `scan`, `while` or `cond`, where a ResNet-8 training step was 15 times
+slower (1,012 ms instead of 64). Both gradients are therefore written in that layout.
 
 Shapes in names: N images, H height, W width, C channels in, I channels in per group, O channels out; k window size,
 i input size, o output size.
@@ -122,7 +122,7 @@ def conv2d(
             default=lambda x, w: conv2d_plain(x, w, stride, pads, groups),
         )
     if not on_cpu():
-        if _is_image_stem(x_NHWC, w_HWIO, stride):
+        if groups == 1 and _is_image_stem(x_NHWC, w_HWIO, stride):
             return conv2d_folded(x_NHWC, w_HWIO, pads)
         if _is_depthwise(w_HWIO, groups):
             return depthwise_on_accelerator(x_NHWC, w_HWIO, stride, pads)

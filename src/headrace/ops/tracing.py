@@ -1,6 +1,6 @@
 """How a program is being traced: for which backend, and which of its values are computed before it runs.
 
-No other file asks for the backend.
+What is computed depends on the backend in no other package.
 
 Values that follow from the weights alone, such as packed weights, are computed once and not in every call of a program:
 a network is traced twice. Under `collecting`, what operations pass to `constant` is computed and kept in a list, and

@@ -36,7 +36,7 @@ RATES_AT_1024: Mapping[str, float] = {
     "lamb": 0.0035,  # 0.005 at 2,048, as in the A2 procedure
 }
 USUAL_MOMENTUM = 0.9
-# In fewer steps than this, weights from nothing do not recover from the usual rate: a ResNet-18 that trains for 60
+# In fewer steps than this, weights from scratch do not recover from the usual rate: a ResNet-18 that trains for 60
 # steps of 16 photographs at 0.05 first loses what it starts with (loss 0.7, then 7).
 STEPS_OF_USUAL_RATE = 200
 LEAST_SHARE = 0.3  # a trial of a few steps should still move the weights
@@ -271,7 +271,7 @@ class _Choices:
         return work
 
     def rate(self, info: DataInfo) -> "_Choices":
-        """Choose the peak learning rate, for the batch and, from nothing, for the number of steps."""
+        """Choose the peak learning rate, for the batch and, from scratch, for the number of steps."""
         if not self.is_open(*RATE):
             return self
         config = self.resolved.config

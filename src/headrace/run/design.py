@@ -111,7 +111,7 @@ class Design:
 
     @property
     def compiler(self) -> Compiler:
-        """The compiler's options for training and its validation."""
+        """The compiler's options for training, with each `auto` decided."""
         flops = self.plan.flops_per_image * self.plan.batch.micro_batch_size
         return decide(self.config.compiler, flops, one_device=self.plan.num_devices == 1)
 

@@ -22,7 +22,6 @@ from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ImageSource
 from headrace.data.decoding.resize import View, resize_view, valid_view
 from headrace.data.sets.samples import Source
-from headrace.model.context import Ctx
 from headrace.ops.tracing import portable
 from headrace.run.prediction import find_images
 from headrace.run.trained_model import TrainedModel
@@ -313,7 +312,7 @@ def _check_weights(file: Path, model: TrainedModel, options: ExportOptions, imag
     """Load the file into the network as --init-from would, every tensor of it, and compare what it computes."""
     loaded = load_into(model.network, (model.params, model.stats), read_file(file), min_share=1.0)
     inputs = network_input(images.views(model), model)
-    program = jax.jit(lambda params, stats, x: model.network.apply(params, stats, x, Ctx(train=False))[0])
+    program = jax.jit(lambda params, stats, x: model.network.apply(params, stats, x, model.context())[0])
     found, expected = (program(each.params, each.stats, inputs) for each in (loaded, model))
     return compare_logits(
         ("The file", model.network.name), found, expected, _TOLERANCES[options.dtype]
@@ -420,7 +419,7 @@ def as_function(
     def apply(images: Any) -> dict[str, Any]:
         images = centre_view(images, view) if view is not None else images
         inputs = preprocess(images, None, 0, model.preprocess, train=False) if as_pixels else images
-        logits, _ = model.network.apply(params, model.stats, inputs, Ctx(train=False, compute_dtype=jnp.dtype(dtype)))
+        logits, _ = model.network.apply(params, model.stats, inputs, model.context(jnp.dtype(dtype)))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
     return apply

@@ -117,6 +117,7 @@ class Interrupt:
 
     def __init__(self, quiet: bool = False) -> None:
         self.signal_name: str | None = None
+        self.has_begun = False  # the first call: before it there is nothing to save
         self._quiet = quiet
         self._times_handled = 0
 
@@ -138,7 +139,8 @@ class Interrupt:
             leave_closed_terminal()
         if not self._quiet:
             again = "a second one" if number == signal.SIGINT else "SIGINT"
-            text = f"headrace: {self.signal_name}: finishing the call and saving; {again} exits at once"
+            what = "finishing the call and saving" if self.has_begun else "stopping before the first step"
+            text = f"headrace: {self.signal_name}: {what}; {again} exits at once"
             print(text, file=sys.stderr, flush=True)
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
@@ -377,6 +379,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
         wanted = config.run.profile and group.is_first
         profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
+        interrupt.has_begun = True
         training = _Training(prepared, calls, feed, recorder, validator, reader, profile, length, interrupt)
         state, stopped_by = training.run(state, block)
         recorder.fed(feed.stats, plan.feed)

@@ -20,7 +20,6 @@ from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import PROBABILITIES, EvalSpec, WholeForward
-from headrace.model.context import Ctx
 from headrace.model.network import Network
 from headrace.run.trained_model import TrainedModel
 
@@ -190,7 +189,12 @@ def _forward_spec(model: TrainedModel) -> EvalSpec:
         return preprocess(batch["images"], None, 0, spec, train=False), None
 
     return EvalSpec(
-        network=model.network, fetch=fetch, compute_dtype=jnp.float32, num_replicas=1, reducer=PROBABILITIES
+        network=model.network,
+        fetch=fetch,
+        compute_dtype=jnp.float32,
+        num_replicas=1,
+        stable_norm=model.config.model.stable_norm,
+        reducer=PROBABILITIES,
     )
 
 
@@ -247,7 +251,7 @@ def explained_blocks(network: Network) -> tuple[int, ...]:
 
 def grad_cam(model: TrainedModel, images: np.ndarray, label: int, block: int) -> np.ndarray:
     """Return the map [h, w] of a block for one class, of one preprocessed image [1, H, W, C], not scaled."""
-    network, ctx = model.network, Ctx(train=False, compute_dtype=jnp.float32)
+    network, ctx = model.network, model.context()
 
     def logit(features: jax.Array) -> jax.Array:
         rest = network.apply_range(block + 1, len(network.blocks), model.params, model.stats, features, ctx)
@@ -271,8 +275,7 @@ def explain(model: TrainedModel, file: Path, class_name: str | None = None) -> E
     if problem := read_image(model, file, pixels[0]):
         raise DataError(f"Cannot read {file}: {problem}.")
     images = np.asarray(preprocess(pixels, None, 0, model.preprocess, train=False))
-    ctx = Ctx(train=False, compute_dtype=jnp.float32)
-    logits = jax.jit(lambda x: model.network.apply(model.params, model.stats, x, ctx)[0])(images)
+    logits = jax.jit(lambda x: model.network.apply(model.params, model.stats, x, model.context())[0])(images)
     shares = np.asarray(jax.nn.softmax(logits))[0]
     label = names.index(class_name) if class_name is not None else int(shares.argmax())
     order = np.argsort(-shares, kind="stable")[:5]

@@ -270,16 +270,14 @@ MIN_SECONDS = 0.05  # each block is repeated for at least this long, far above t
 ROUNDS = 3  # of which the fastest counts: other work on the machine only adds time
 
 
-def measure_blocks(
-    network: Network, micro_batch_size: int, compute_dtype: jax.typing.DTypeLike, device: Any
-) -> dict[str, float]:
+def measure_blocks(network: Network, micro_batch_size: int, ctx: Ctx, device: Any) -> dict[str, float]:
     """Return the seconds that a forward and a backward pass of each block takes on a micro batch."""
-    params, stats = network.init(0)
+    compute_dtype, (params, stats) = ctx.compute_dtype, network.init(0)
     rng = np.random.default_rng(0)
     images = rng.standard_normal((micro_batch_size, *network.input_hwc), np.float32)
     x = jax.device_put(jnp.asarray(images, compute_dtype), device)
     samples = jnp.arange(micro_batch_size, dtype=jnp.int32)
-    ctx = Ctx(train=True, compute_dtype=compute_dtype, draws=Draws(0, jnp.int32(0), samples))
+    ctx = replace(ctx, train=True, draws=Draws(0, jnp.int32(0), samples))
     seconds = {}
     for number, name in enumerate(network.block_names):
         weights = jax.device_put(tuple({name: tree[name]} if name in tree else {} for tree in (params, stats)), device)
@@ -326,8 +324,14 @@ def with_measured_blocks(resolved: Resolved, custom: CustomParts = NOTHING) -> R
     device = start_run_devices(config.run, design.plan.num_devices, group.num_processes)[0]
 
     def measure() -> dict[str, float]:
-        micro, dtype = design.plan.batch.micro_batch_size, design.precision.compute_dtype
-        seconds = measure_blocks(design.network, micro, dtype, device)
+        ctx = Ctx(
+            train=True,
+            compute_dtype=design.precision.compute_dtype,
+            half_partials=design.precision.half_partials,
+            stable_norm=config.model.stable_norm,
+            cpu_kernels=config.compiler.cpu_kernels,
+        )
+        seconds = measure_blocks(design.network, design.plan.batch.micro_batch_size, ctx, device)
         return {name: float(f"{value:.4g}") for name, value in seconds.items()}
 
     rounded = group.broadcast(group.on_first_process(measure))  # one process measures: all must have the same stages

@@ -192,15 +192,14 @@ class RunRecorder:
         self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
         images = len(call.rows) * self._design.plan.batch.global_batch_size
-        count = float(metrics["count"].sum())
-        loss = float(metrics["loss"].sum()) / count if count else float("nan")
+        sums = NOTHING_UNLOGGED.add(metrics, 0.0)
         # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
-        self._sinks.advance(self.step, loss, images / took.longest if took.longest > 0 else None)
+        self._sinks.advance(self.step, sums.mean(sums.loss), images / took.longest if took.longest > 0 else None)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
             self._sinks.histograms(call.last_step, histograms)
         if self._writes:
-            self._call_back(call.last_step, metrics)
+            self._call_back(call.last_step, metrics, sums)
         if call.copy is not None:
             self.save(call.copy, call.last_step)
         if call.evaluation is not None and validator is not None:
@@ -212,9 +211,9 @@ class RunRecorder:
             self._elapsed_before -= max(0.0, end - max(begin, nothing_left))
             self.validated(call.last_step, validator, evaluating)
 
-    def _call_back(self, step: int, metrics: HostMetrics) -> None:
-        """Run the callbacks of a call, and of an epoch where it was the last of one."""
-        self.callbacks.call_ended(self._training_event(step, NOTHING_UNLOGGED.add(metrics, 0.0)))
+    def _call_back(self, step: int, metrics: HostMetrics, sums: Unlogged) -> None:
+        """Run the callbacks of a call with these sums, and of an epoch where it was the last of one."""
+        self.callbacks.call_ended(self._training_event(step, sums))
         self._epoch_sums = self._epoch_sums.add(metrics, 0.0)
         if step % self._design.plan.steps.updates_per_epoch == 0:
             self.callbacks.epoch_ended(self._training_event(step, self._epoch_sums))

@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from headrace.checkpoint.saver import BestCheckpoints
@@ -28,6 +30,7 @@ from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
 from headrace.engine.state import State
+from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
@@ -61,6 +64,10 @@ class TrainedModel:
     antialias: bool
     interpolation: str = "bilinear"
     names_dataset: bool = True  # the options name the run's dataset; False: code gave its images
+
+    def context(self, compute_dtype: jax.typing.DTypeLike = jnp.float32) -> Ctx:
+        """Return the conditions under which the network is applied outside of a run."""
+        return Ctx(train=False, compute_dtype=compute_dtype, stable_norm=self.config.model.stable_norm)
 
     def describe(self) -> dict[str, Any]:
         """Return the description that is exported with the weights, as plain values."""

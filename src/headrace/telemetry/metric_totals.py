@@ -580,7 +580,7 @@ def _bound(run: Measured) -> str:
         where = "the dataset is on the device, which" if run.cached else "the device"
         return f"compute-bound: {where} waited {100 * share:.1f} % of {time}"
     if total < _SHORT:
-        return f"no verdict: {format_duration(total)} of training and validation are too short to tell what bound them"
+        return f"no verdict: {format_duration(total)} of training and validation are too short to tell what limited it"
     # The time is named: that of the whole run, which is printed above, has the start and the first call in it.
     waited = f"{100 * waits[bound] / total:.1f} % of the {format_duration(total)} after the first call"
     rates = _rates(run, run.seconds - waited_seconds)

@@ -204,7 +204,7 @@ _POLL_SECONDS = 0.001  # interval at which to check whether the device is still 
 
 @dataclass
 class FeedStats:
-    """The cost of feeding so far, without the first block, which cannot be prefetched."""
+    """The cost of feeding so far; `wait_seconds` is without the first block, which cannot be prefetched."""
 
     blocks: int = 0  # delivered
     images: int = 0  # samples prepared, some of them not delivered yet

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -399,9 +399,9 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
 def fetch_labels(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> PyTree:
     """Return only the labels that `fetch` would; `resident` needs no images."""
     labels = _labels(resident, block)
-    if not train or spec.mix is None:
+    mix = spec.with_seed(block.get("seed", spec.seed)).mix
+    if not train or mix is None:
         return labels
-    mix = replace(spec.mix, seed=block.get("seed", spec.mix.seed))
     return mix_labels(labels, block["index"], block.get("epoch", 0), mix)
 
 
