@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import pytest
 
 from headrace.config.load import config_from
+from headrace.core.units import parse_bytes
 from headrace.data.dataset import describe_dataset
 from headrace.engine.optimizer import make_lr_curve, make_optimizer
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.plan.memory import MemoryPlan, optimizer_slots
-from headrace.plan.plan import make_plan
+from headrace.plan.plan import Plan, make_plan
+from headrace.plan.report import _device_rows
 
 PARAMS = 75_290  # cifar_resnet8, 10 classes
 
@@ -18,10 +20,14 @@ PARAMS = 75_290  # cifar_resnet8, 10 classes
 ELEMENTS = 3072 + 2 * 32 * 32 * 16 + 4 * (32 * 32 * 16 + 16 * 16 * 32 + 8 * 8 * 64) + 64 + 10
 
 
-def memory(**options) -> MemoryPlan:
+def planned(**options) -> Plan:
     config = config_from({"dataset": "cifar10", "model_name": "cifar_resnet8", "micro_batch_size": 32} | options)
     info = describe_dataset(config.data)
-    return make_plan(config, info, build_network(config.model, info.num_classes, info.image_hwc)).memory
+    return make_plan(config, info, build_network(config.model, info.num_classes, info.image_hwc))
+
+
+def memory(**options) -> MemoryPlan:
+    return planned(**options).memory
 
 
 def test_float32_rows_by_hand():
@@ -95,3 +101,30 @@ def test_xla_needs_at_most_two_and_a_half_times_the_estimate_on_the_cpu():
     measured = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     planned = estimate.total_bytes - estimate.bytes_of("data")
     assert 0.8 * planned < measured < 2.5 * planned
+
+
+# Stages of very different sizes: the device with most weights is not the one with most activations.
+STAGES = {"num_pipeline_stages": 3, "gradient_accumulation_count": 8, "ema_decay": 0.9, "momentum": 0.9}
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_savings_are_those_of_the_fullest_device(cache):
+    options = STAGES | {"validation_cache": cache, "dataset_cache": "host"}
+    plan, recomputed = planned(**options), planned(**options, recomputation=True)
+    fullest = plan.memory_by_device.index(plan.memory)
+    rows = {row.name: row.num_bytes for row in plan.memory.rows}
+    again = recomputed.memory_by_device[fullest].bytes_of("activations")
+    saved = {saving.option: saving.num_bytes for saving in plan.savings}
+    assert saved == {
+        "recomputation": rows["activations"] - again,
+        "optimizer_state_offloading": rows["optimizer state"] + rows["average of weights"],
+    }
+
+
+def test_the_columns_of_a_device_add_up():
+    plan = planned(**STAGES, validation_cache="device", dataset_cache="host")
+    assert plan.pipeline is not None
+    assert any(row.name == "validation data" and row.num_bytes for row in plan.memory_by_device[0].rows)
+    for row in _device_rows(plan.pipeline, plan.memory_by_device):
+        weights, activations, _, data, total = (parse_bytes(text.replace(" ", "")) for text in row[2:])
+        assert weights + activations + data == pytest.approx(total, rel=0.02)

@@ -118,3 +118,9 @@ def test_validation_counts_every_sample_and_pads_less_than_a_batch(micro, replic
     plan = make_validation_plan(batch(), micro_batch_size=micro, num_replicas=replicas, num_samples=num_samples)
     assert plan.num_batches * plan.batch_size == num_samples + plan.padding
     assert 0 <= plan.padding < plan.batch_size
+
+
+def test_a_validation_batch_is_not_larger_than_the_set():
+    plan = make_validation_plan(batch(), micro_batch_size=5000, num_replicas=2, num_samples=361)
+    assert (plan.micro_batch_size, plan.num_batches, plan.padding) == (181, 1, 1)
+    assert make_validation_plan(batch(), micro_batch_size=8, num_replicas=1, num_samples=0).micro_batch_size == 1

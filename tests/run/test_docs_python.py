@@ -58,7 +58,7 @@ def test_the_programs_and_the_notebook_run(tmp_path):
     printed = run("\n".join([MAKE_WEIGHTS, first, *FILES.values(), cells]), tmp_path)
     assert (tmp_path / "model.onnx").stat().st_size > 500
     assert (tmp_path / "digits.onnx").stat().st_size > 500
-    assert re.search(r"RunResult\(finished at step 20, top-1 .* %, runs/cifar_resnet8-digits-", printed)
+    assert re.search(r"RunResult\(finished at step 20, top-1 .* % at the end, runs/cifar_resnet8-digits-", printed)
     assert re.search(r"Report\(num_samples=360, loss=\d", printed)
     assert "\n360\n" in printed
     assert re.search(r"^image 1: .* \d+\.\d\d %", printed, re.M)

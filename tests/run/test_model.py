@@ -54,7 +54,8 @@ def fitted(photos, tmp_path_factory):
 def test_a_folder_is_fitted_evaluated_predicted_and_exported(fitted, photos, tmp_path):
     model, run = fitted
     assert (
-        repr(run) == f"RunResult(finished at step 12, top-1 {100 * run.validation['raw'].top1:.2f} %, {run.directory})"
+        repr(run)
+        == f"RunResult(finished at step 12, top-1 {100 * run.validation['raw'].top1:.2f} % at the end, {run.directory})"
     )
     assert run.state is None, "a run that is kept must not keep the devices' memory"
     assert model.class_names == ("dark", "light")

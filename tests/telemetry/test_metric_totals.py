@@ -108,6 +108,12 @@ def test_the_largest_avoidable_part_is_named_with_its_option(part: str, said: st
     assert " took " not in judged(**{part: 3.0, "wait_seconds": 4.0, "wall_seconds": 13.0})  # waiting took longer
 
 
+def test_one_batch_cannot_be_larger() -> None:
+    options = {"validate_seconds": 10.0, "wall_seconds": 20.0}
+    assert "--validation-micro-batch-size" in judged(**options, num_validation_batches=3)
+    assert "--validation-micro-batch-size" not in judged(**options, num_validation_batches=1)
+
+
 def test_waits_that_are_small_alone_are_not_nothing_together() -> None:
     said = judged(wait_seconds=0.15, validation_wait_seconds=0.16)
     assert (

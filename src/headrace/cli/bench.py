@@ -343,6 +343,7 @@ def profile(argv: list[str]) -> int:
     # What a folder of another name holds may be another run's profile.
     anew = args.again or args.output is not None or bool(parsed.options)
     found = read_profile(folder) if run is not None and not anew else None
+    is_new = found is None
     if found is None:
         from headrace.run.benchmarks import profile_calls
 
@@ -361,6 +362,8 @@ def profile(argv: list[str]) -> int:
         print(json.dumps(found.to_dict()))
         return 0
     print("\n".join(profile_lines(found)))
+    if not is_new:
+        print("recorded earlier; --again profiles the run anew")
     print(f"trace: {folder} (TensorBoard's profile plugin, ui.perfetto.dev)")
     return 0
 

@@ -52,7 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = ("safetensors", "torch-names", "onnx", "stablehlo")
     add_path_argument(parser)
     parser.add_argument("--format", choices=formats, help="what is written [as --out ends: .onnx, .pth ...]")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
     add_model_arguments(parser)
     parser.add_argument(
         "--names",

@@ -139,7 +139,7 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
     if best is not None and best.is_dir():
         rows.append(("checkpoint", shlex.quote(str(best))))
     if run.end is not None:
-        rows.append(("time", _time(run.end.seconds, run.end.wall_seconds)))
+        rows.append(("time", _time(run.end.seconds, run.end.wall_seconds, run.seconds)))
         rows.append(("verdict", run.end.verdict))
     for name, file in (("report", run.path / "report.html"), ("plot", run.path / "curve.svg")):
         if file.is_file():
@@ -180,14 +180,16 @@ def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
     return rows
 
 
-def _time(seconds: dict[str, float], wall: float | None) -> str:
+def _time(seconds: dict[str, float], wall: float | None, trained: float | None) -> str:
+    """Say where the wall time of the last process went; of a resumed run, `trained` has the earlier ones' time, too."""
     from headrace.telemetry.metric_totals import KIND_NAMES
 
     if wall is None:
         return ""
     largest = sorted(((spent, kind) for kind, spent in seconds.items() if spent >= 0.005 * wall), reverse=True)
     parts = ", ".join(f"{KIND_NAMES.get(kind, kind)} {format_duration(spent)}" for spent, kind in largest)
-    return f"{format_duration(wall)}: {parts}"
+    which = " of this process" if trained is not None and trained > wall else ""
+    return f"{format_duration(wall)}{which}: {parts}"
 
 
 def _next(result: "RunResult", run: "RunSummary") -> list[str]:

@@ -426,6 +426,15 @@ DATA_RULES = (
 )
 
 DATA_NOTES = (
+    idle(
+        "dataset_path",
+        "dataset",
+        lambda facts: (
+            facts.config.data.dataset in ("digits", "synthetic")
+            and facts.given("dataset_path")
+            and facts.origins["dataset_path"].kind != "environment"
+        ),
+    ),
     Remark(
         when=lambda facts: facts.config.data.fused_preprocessing,
         text=lambda facts: (

@@ -247,26 +247,20 @@ class Saving:
 
 
 def find_savings(
-    config: Config,
-    num_parameters: int,
-    memory: Sequence[MemoryPlan],
-    recomputed: Callable[[], Sequence[MemoryPlan]],
+    config: Config, num_parameters: int, memory: MemoryPlan, recomputed: Callable[[], MemoryPlan]
 ) -> tuple[Saving, ...]:
-    """Return what each disabled option would save; `recomputed` returns the estimate with recomputation.
+    """Return what each disabled option would save on a device with that many parameters and this estimate.
 
-    `num_parameters` are those of the fullest device.
+    `recomputed` returns its estimate with recomputation.
     """
 
     def state_bytes(config: Config) -> int:
         rows = model_rows(config, num_parameters, accumulated=True)
         return sum(row.num_bytes for row in rows if row.name in ("optimizer state", "average of weights"))
 
-    def fullest(plans: Sequence[MemoryPlan]) -> int:
-        return max(plan.total_bytes for plan in plans)
-
     found = {}
     if not config.pipeline.recomputation:
-        found["recomputation"] = fullest(memory) - fullest(recomputed())
+        found["recomputation"] = memory.bytes_of("activations") - recomputed().bytes_of("activations")
     for option in ("optimizer_state_offloading", "replicated_optimizer_state_sharding"):
         with_it = replace(config, pipeline=replace(config.pipeline, **{option: True}))
         found[option] = state_bytes(config) - state_bytes(with_it)

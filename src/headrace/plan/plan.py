@@ -228,7 +228,6 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         kept = kept_elements(network, points if recomputation else None)
         return (estimate_memory(config, batch, cost.params, kept, data.images),)
 
-    parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
     validation = _validation(config, info, batch, pipeline)
     # Here and not where options are checked: the number of replicas may follow from other options, and the number of
     # processes from the launcher.
@@ -242,13 +241,15 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         staged = validation.devices_per_replica > 1
         holders = [pipeline.stages[0].device] if pipeline and staged else range(len(by_device))
         by_device = with_validation(by_device, holders, views, validation, feed.prefetch_depth)
+    fullest = max(range(len(by_device)), key=lambda device: by_device[device].total_bytes)
+    parameters = pipeline.parameters_by_device()[fullest] if pipeline else cost.params
     return Plan(
         batch=batch,
         steps=steps,
         validation=validation,
         validation_cache=views,
         memory_by_device=by_device,
-        savings=find_savings(config, parameters, by_device, lambda: memory(True)),
+        savings=find_savings(config, parameters, by_device[fullest], lambda: memory(True)[fullest]),
         recompute_points=points if wanted.recomputation else (),
         pipeline=pipeline,
         one_program=one_program,

@@ -80,12 +80,16 @@ def _stage_rows(pipeline: PipelinePlan) -> list[tuple[str, ...]]:
 def _device_rows(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan]) -> list[tuple[str, ...]]:
     full, little = (pipeline.activation_bytes(recomputation) for recomputation in (False, True))
     weights = pipeline.weight_bytes()
+    images = [
+        sum(row.num_bytes for row in memory.rows if row.name in ("data", "validation data"))
+        for memory in memory_by_device
+    ]
     return [
         (
             str(device),
             " ".join(str(stage.index) for stage in stages),
             *(format_bytes(size[device]) for size in (weights, full, little)),
-            format_bytes(memory_by_device[device].bytes_of("data")),
+            format_bytes(images[device]),
             format_bytes(memory_by_device[device].total_bytes),
         )
         for device, stages in enumerate(pipeline.stages_by_device())

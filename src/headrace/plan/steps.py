@@ -550,9 +550,12 @@ def make_validation_plan(
     Each device evaluates the whole network or, if `pipelined`, a replica spans as many devices as in training.
     """
     wide = devices_per_replica if pipelined else 1
+    replicas = batch.num_replicas * devices_per_replica // wide if num_replicas is None else num_replicas
+    wanted = batch.micro_batch_size if micro_batch_size is None else micro_batch_size
     return ValidationPlan(
-        micro_batch_size=batch.micro_batch_size if micro_batch_size is None else micro_batch_size,
-        num_replicas=batch.num_replicas * devices_per_replica // wide if num_replicas is None else num_replicas,
+        # Not more than all images at once: the rest of a batch would be padding, which takes as long.
+        micro_batch_size=max(1, min(wanted, -(-num_samples // replicas))),
+        num_replicas=replicas,
         num_samples=num_samples,
         devices_per_replica=wide,
     )

@@ -294,6 +294,7 @@ class RunRecorder:
                 start_seconds=spent["start"],
                 compile_seconds=spent["compile"],
                 programs=self._programs,
+                num_validation_batches=self._design.plan.validation.num_batches,
                 rest_seconds=spent["rest"],
                 wall_seconds=sum(spent.values()),
             )

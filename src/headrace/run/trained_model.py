@@ -253,8 +253,8 @@ class RunResult:
     state: State | None = None  # after the last step, on its devices; for code that trains without a Model
 
     def __repr__(self) -> str:
-        best = max((record.top1 for record in self.validation.values()), default=None)
-        accuracy = f", top-1 {format_percent(best)}" if best is not None else ""
+        last = max((record.top1 for record in self.validation.values()), default=None)
+        accuracy = f", top-1 {format_percent(last)} at the end" if last is not None else ""
         return f"RunResult({self.outcome} at step {self.step}{accuracy}, {self.directory})"
 
     @property

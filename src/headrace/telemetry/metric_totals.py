@@ -513,6 +513,7 @@ class Measured:
     first_wait_seconds: float = 0.0  # before the first call, with programs compiled: for its images, or the whole set
     compile_seconds: float = 0.0
     programs: CompileCounts = field(default_factory=CompileCounts)  # found in the cache, and compiled
+    num_validation_batches: int = 2  # of each validation
     rest_seconds: float = 0.0  # nothing of all this
     wall_seconds: float = 0.0  # of the whole run
 
@@ -534,6 +535,8 @@ def verdict(run: Measured) -> str:
         return said
     share = f"{100 * parts[largest] / wall:.0f} % of the {format_duration(wall)}"
     advice = _CHANGED_BY[largest] or _compiling_advice(run.programs)
+    if largest == "validation" and run.num_validation_batches > 1:
+        advice += " or in larger batches (--validation-micro-batch-size)"
     if run.decodes and largest in _HELPED_BY_PACKING:
         advice = f"pack the images (headrace data pack), or {advice}"
     return f"{said}; {largest} took {share}: {advice}"
@@ -544,7 +547,7 @@ _CHANGED_BY = {
     "starting": "train longer in one run",
     "reading the first images": "train longer in one run",
     "compiling": "",  # it depends on the cache
-    "validation": "validate less often (--validations-per-epoch) or in larger batches (--validation-micro-batch-size)",
+    "validation": "validate less often (--validations-per-epoch)",
     "the host between calls": "make calls longer (--call-seconds, a lower --logs-per-epoch)",
 }
 _HELPED_BY_PACKING = ("starting", "reading the first images")  # where there are image files
@@ -580,7 +583,7 @@ def _bound(run: Measured) -> str:
         where = "the dataset is on the device, which" if run.cached else "the device"
         return f"compute-bound: {where} waited {100 * share:.1f} % of {time}"
     if total < _SHORT:
-        return f"no verdict: {format_duration(total)} of training and validation are too short to tell what limited it"
+        return f"no verdict: {format_duration(total)} after the first call are too short to tell what limited the run"
     # The time is named: that of the whole run, which is printed above, has the start and the first call in it.
     waited = f"{100 * waits[bound] / total:.1f} % of the {format_duration(total)} after the first call"
     rates = _rates(run, run.seconds - waited_seconds)
