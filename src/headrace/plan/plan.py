@@ -233,8 +233,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     # processes from the launcher.
     refuse_split_replicas(config, batch, validation, num_processes)
     # A trial validates a part of the set.
-    counted = replace(info, num_validation=validation.num_samples)
-    replicas = validation.num_replicas
+    counted, replicas = replace(info, num_validation=validation.num_samples), validation.num_replicas
     views = plan_eval_cache(counted, feed, config.validation, validation.batch_size, replicas, num_processes)
     by_device = memory(wanted.recomputation)
     if config.validation.validation and not views.resident:
