@@ -226,9 +226,7 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     assert "Traceback" not in output.read_text()
 
 
-@pytest.mark.parametrize(
-    ("has_begun", "said"), [(False, "stopping before the first step"), (True, "finishing the call and saving")]
-)
+@pytest.mark.parametrize(("has_begun", "said"), [(False, "stopping"), (True, "finishing the call and saving")])
 def test_what_a_signal_is_answered_is_what_the_run_does(
     has_begun: bool, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

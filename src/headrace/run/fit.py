@@ -139,7 +139,7 @@ class Interrupt:
             leave_closed_terminal()
         if not self._quiet:
             again = "a second one" if number == signal.SIGINT else "SIGINT"
-            what = "finishing the call and saving" if self.has_begun else "stopping before the first step"
+            what = "finishing the call and saving" if self.has_begun else "stopping"
             text = f"headrace: {self.signal_name}: {what}; {again} exits at once"
             print(text, file=sys.stderr, flush=True)
 
