@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from headrace.engine.devices import replica_mesh
+from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import make_lr_curve, make_optimizer
+from headrace.engine.optimizer import make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision

@@ -9,7 +9,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # A package may import those left of it. Telemetry and checkpoint are side by side and do not import each other.
 ROW = (
-    *("native", "core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
+    *("native", "core", "job", "rows", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
     *(("telemetry", "checkpoint"), "report", "reference", "run", "cli"),
 )
 

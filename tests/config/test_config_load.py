@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import field
 from headrace.config.field import DEFAULT, Option, Origin
 from headrace.config.load import config_from, from_saved, override, resolve, to_flat, to_saved
 from headrace.config.schema import Config, all_options
 from headrace.core.errors import ConfigError
 from headrace.reference import entrance
+from headrace.rows import values
 
 FILE = """\
 _base: &base
@@ -234,19 +234,19 @@ JSON = st.recursive(
     max_leaves=5,
 )
 OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
-    field.BOOL: st.booleans(),
-    field.INT: st.integers(-5, 2**33) | st.integers(0, 3),
-    field.FLOAT: st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1),
-    field.FRACTION: st.floats(0, 20) | st.integers(1, 500).map(lambda n: 1 / n),
-    field.TEXT: st.text(),
-    field.WORDS: st.lists(st.sampled_from(["gamma", "beta$", "a.b", "x|y"]), max_size=3).map(tuple),
-    field.NUMBERS: st.lists(st.integers(0, 9), max_size=3).map(tuple),
-    field.FLOATS: st.lists(st.floats(0, 2), max_size=3).map(tuple),
-    field.MAPPING: st.dictionaries(st.text(), JSON, max_size=3),
-    field.BYTES: st.integers(0, 2**40).map(str) | st.just("1.5 GiB"),
-    field.CLASS_WEIGHTS: st.just(("balanced",)) | st.lists(st.floats(0, 9), max_size=3).map(tuple),
-    field.LOSS_SCALE: st.just("dynamic") | st.floats(0, 1e6),
-    field.REPLICAS: st.integers(-5, 64),
+    values.BOOL: st.booleans(),
+    values.INT: st.integers(-5, 2**33) | st.integers(0, 3),
+    values.FLOAT: st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1),
+    values.FRACTION: st.floats(0, 20) | st.integers(1, 500).map(lambda n: 1 / n),
+    values.TEXT: st.text(),
+    values.WORDS: st.lists(st.sampled_from(["gamma", "beta$", "a.b", "x|y"]), max_size=3).map(tuple),
+    values.NUMBERS: st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    values.FLOATS: st.lists(st.floats(0, 2), max_size=3).map(tuple),
+    values.MAPPING: st.dictionaries(st.text(), JSON, max_size=3),
+    values.BYTES: st.integers(0, 2**40).map(str) | st.just("1.5 GiB"),
+    values.CLASS_WEIGHTS: st.just(("balanced",)) | st.lists(st.floats(0, 9), max_size=3).map(tuple),
+    values.LOSS_SCALE: st.just("dynamic") | st.floats(0, 1e6),
+    values.REPLICAS: st.integers(-5, 64),
 }
 
 
@@ -267,7 +267,7 @@ def test_every_configuration_survives_json_exactly(chosen):
     for name, value in chosen.items():
         got = getattr(getattr(config, all_options()[name].section), name)
         assert got == (
-            pytest.approx(value, rel=1e-6) if all_options()[name].kind is field.FRACTION and value else value
+            pytest.approx(value, rel=1e-6) if all_options()[name].kind is values.FRACTION and value else value
         )
 
 

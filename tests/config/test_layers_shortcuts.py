@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config.load import Resolved, to_saved
 from headrace.core.errors import ConfigError
-from headrace.engine.optimizer import make_lr_curve
+from headrace.engine.lr_curve import make_lr_curve
 from headrace.reference.entrance import config_from, from_saved, override, resolve
 
 CURVES = {

@@ -11,7 +11,8 @@ from headrace.config.load import config_from
 from headrace.engine import kept_programs
 from headrace.engine.devices import CompileCounts, count_compilations
 from headrace.engine.kept_programs import NoValueError, by_value, digest, kept
-from headrace.engine.optimizer import make_lr_curve, make_optimizer
+from headrace.engine.lr_curve import make_lr_curve
+from headrace.engine.optimizer import make_optimizer
 from headrace.engine.state import make_packing
 from headrace.model.families import build_network
 from headrace.ops.tracing import portable

@@ -334,4 +334,4 @@ def test_global_norm_shows_a_number_that_is_not_finite(bad):
 
 def test_unknown_optimizer_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="adamw"):
-        make("adam", {})
+        make("adamv", {})

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config.schema import Learning
 from headrace.core.errors import ConfigError
-from headrace.engine.optimizer import make_lr_curve, rate_table
+from headrace.engine.lr_curve import make_lr_curve, rate_table
 
 U = 100  # updates per epoch
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.engine.optimizer import make_lr_curve, make_optimizer, make_trainable
+from headrace.engine.lr_curve import make_lr_curve
+from headrace.engine.optimizer import make_optimizer
+from headrace.engine.trainable import make_trainable
 from headrace.reference.entrance import config_from, resolve
 
 NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")

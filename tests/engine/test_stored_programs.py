@@ -192,7 +192,8 @@ def network_request():
     """Return the request for a network's forward pass."""
     from headrace.config.load import config_from
     from headrace.engine.forward import EvalSpec, make_forward
-    from headrace.engine.optimizer import make_lr_curve, make_optimizer
+    from headrace.engine.lr_curve import make_lr_curve
+    from headrace.engine.optimizer import make_optimizer
     from headrace.model.families import build_network
 
     config, mesh = config_from({"model_name": "cifar_resnet8"}), replica_mesh(jax.devices()[:1])

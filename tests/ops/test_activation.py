@@ -18,6 +18,7 @@ def _sigmoid(x):
 
 WANTED = {
     "swish": lambda x: x * _sigmoid(x),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
     "sigmoid": _sigmoid,
     "relu6": lambda x: np.minimum(np.maximum(x, 0), 6),
@@ -48,7 +49,7 @@ def test_half_precision_is_rounded_once(name):
     np.testing.assert_allclose(np.asarray(y, np.float64), wanted, rtol=2**-8, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["swish", "gelu", "hard_swish", "relu6"])
+@pytest.mark.parametrize("name", ["swish", "mish", "gelu", "hard_swish", "relu6"])
 def test_one_array_is_kept_for_the_backward_pass(name):
     x = jnp.ones((64, 64))
     _, vjp = jax.vjp(getattr(ops, name), x)

@@ -7,7 +7,8 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.units import parse_bytes
 from headrace.data.dataset import describe_dataset
-from headrace.engine.optimizer import make_lr_curve, make_optimizer
+from headrace.engine.lr_curve import make_lr_curve
+from headrace.engine.optimizer import make_optimizer
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.plan.memory import MemoryPlan, optimizer_slots

@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from headrace.config.field import BOOL, find_option, format_value, option_names
+from headrace.config.field import find_option, option_names
 from headrace.config.section_run import EVERYWHERE, NO_EFFECT
 from headrace.reference.entrance import known_options
 from headrace.reference.tables import BY_OPTION, tf1_defaults, tf2_defaults
+from headrace.rows.values import BOOL, format_value
 
 STATED: Mapping[str, Mapping[str, list[dict[str, Any]]]] = yaml.safe_load(
     Path(__file__).with_name("options.yml").read_text()

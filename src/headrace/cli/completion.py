@@ -139,8 +139,8 @@ def _flags(command: str, before: list[str]) -> Candidates:
     yield from ((flag, "") for flag in _own_flags(before))
     if prog in SCREENS or command == "data":
         from headrace.cli.help import has_effect, screen_of
-        from headrace.config.field import BOOL
         from headrace.reference.entrance import known_options
+        from headrace.rows.values import BOOL
 
         screen = screen_of(prog)
         for option in known_options().values():

@@ -6,10 +6,13 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.config.field import BOOL, Option, option_names, options_of
+from headrace.config.field import Option, option_names, options_of
 from headrace.config.schema import usage_of
 from headrace.core.errors import ConfigError, nearest
 from headrace.reference.entrance import ALL_SECTIONS, known_options
+from headrace.rows.curves import CURVES
+from headrace.rows.optimizers import OPTIMIZERS
+from headrace.rows.values import BOOL
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 REFERENCE_GROUP = "reference"
@@ -27,6 +30,12 @@ _EVERYTHING = (
     "run", "data", "augment", "model", "weights", "batch", "pipeline", "numerics", "learning", "validation",
     "checkpoint", "logging", "compiler", REFERENCE_GROUP,
 )  # fmt: skip
+
+
+def either(names: Iterable[str]) -> str:
+    """Return names as a choice: a, b or c."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
 
 
 def _all_but(*groups: str) -> tuple[str, ...]:
@@ -89,9 +98,9 @@ SCREENS: Mapping[str, Screen] = {
                 "epochs": "passes over the training images",
                 "batch-size": "images per weight update",
                 "lr": "peak learning rate",
-                "lr-schedule": "const, cosine, stepped, drops, polynomial or exponential",
+                "lr-schedule": either(CURVES),
                 "warmup-epochs": "epochs until the learning rate has its peak",
-                "optimizer": "sgd, momentum, lars, rmsprop, adamw or lamb",
+                "optimizer": either(OPTIMIZERS),
                 "weight-decay": "decay of the weights, times the learning rate",
                 "early-stopping": "end after N validations without a better one",
                 "seed": "seed of all randomness",

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import Column, add_platform_argument, print_fitted, print_remarks, read_arguments, table_lines
-from headrace.config.field import COMMAND_LINE, TRANSLATED, find_option, format_value, option_names, options_of
+from headrace.config.field import COMMAND_LINE, TRANSLATED, find_option, option_names, options_of
 from headrace.config.load import Resolved, to_flat
-from headrace.config.params import REQUIRED, TABLES
+from headrace.config.params import TABLES
 from headrace.config.schema import SECTIONS, Parser, all_options, options_in, take_options, usage_of
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, listed
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes
 from headrace.reference.entrance import ALL_SECTIONS, REFERENCE, resolve
+from headrace.rows.values import REQUIRED, format_value
 
 if TYPE_CHECKING:
     from headrace.model.network import Network

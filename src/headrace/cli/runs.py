@@ -212,7 +212,7 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def _text(value: object) -> str:
-    from headrace.config.field import format_value
+    from headrace.rows.values import format_value
 
     return value if isinstance(value, str) else format_value(value)
 

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.config.field import DEFAULT, Option, Origin, format_value
-from headrace.config.params import RATE, known_keys
+from headrace.config.field import DEFAULT, Option, Origin
+from headrace.config.params import known_keys
 from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_model import OPTION_FAMILIES, family_of
 from headrace.config.section_run import stages_of_splits
 from headrace.core.errors import ConfigError
 from headrace.job import ProcessInfo, detect_process_info
+from headrace.rows.curves import RATE
+from headrace.rows.values import format_value
 
 # Layers of given values, weakest first: defaults, environment, a recipe or file, the command line. The strongest wins.
 #

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
 from headrace.config.field import (
-    BOOL,
     CHOSEN,
     COMMAND_LINE,
     DEFAULT,
@@ -26,7 +25,6 @@ from headrace.config.field import (
     Origin,
     find_option,
     option_names,
-    read_bool,
 )
 from headrace.config.layers import (
     SHORTCUT_TIES,
@@ -45,6 +43,7 @@ from headrace.config.schema import SECTIONS, Config, all_options, options_in
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.config.section_model import Model, Variant, find_variant
 from headrace.core.errors import ConfigError
+from headrace.rows.values import BOOL, read_bool
 
 if TYPE_CHECKING:
     from headrace.config.yaml_blocks import Block

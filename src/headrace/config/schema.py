@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from headrace.config.field import BOOL, FALSE_WORDS, TRUE_WORDS, Option, find_option, option_names, options_of
+from headrace.config.field import Option, find_option, option_names, options_of
 from headrace.config.section_data import Augment, Data
 from headrace.config.section_learning import Checkpoint, Learning, Logging, Numerics, Validation
 from headrace.config.section_model import Model, Weights
 from headrace.config.section_run import Batch, Compiler, Pipeline, Run
 from headrace.core.errors import ConfigError
+from headrace.rows.values import BOOL, FALSE_WORDS, TRUE_WORDS
 
 __all__ = [
     "SECTIONS",

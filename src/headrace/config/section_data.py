@@ -3,22 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.config.field import (
-    BYTES,
-    FLOATS,
-    Facts,
-    Remark,
-    Rule,
-    all_fractions,
-    all_positive,
-    at_least,
-    between,
-    both_given,
-    conflict,
-    fraction,
-    idle,
-    option,
-)
+from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
+from headrace.rows.values import BYTES, FLOATS, all_fractions, all_positive, at_least, between, fraction
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
 FOLDER_SETS = ("imagenette", "imagenette160")  # published as class folders

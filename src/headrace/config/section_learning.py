@@ -4,22 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.field import (
+from headrace.config.field import Facts, Remark, Rule, conflict, idle, option
+from headrace.rows.curves import CURVES
+from headrace.rows.optimizers import OPTIMIZERS
+from headrace.rows.values import (
     BYTES,
     CLASS_WEIGHTS,
     FLOATS,
     LOSS_SCALE,
-    Facts,
-    Remark,
-    Rule,
     all_fractions,
     all_positive,
     at_least,
     class_weights,
-    conflict,
     fraction,
-    idle,
-    option,
     regular_expressions,
     supported_precision,
 )
@@ -106,7 +103,7 @@ class Learning:
         "sgd",
         "Optimizer; sgd applies the learning rate before the momentum, momentum applies it after.",
         aliases=("optimiser",),
-        choices=("sgd", "momentum", "lars", "rmsprop", "adamw", "lamb"),
+        choices=tuple(OPTIMIZERS),
     )
     optimizer_params: dict[str, Any] = option(
         {"momentum": 0},
@@ -120,7 +117,7 @@ class Learning:
     lr_schedule: str = option(
         "const",
         "Shape of the learning rate over the run.",
-        choices=("const", "cosine", "stepped", "drops", "polynomial", "exponential"),
+        choices=tuple(CURVES),
         synonyms=(("polynomial_decay_lr", "polynomial"),),
         chosen="cosine if the learning rate is chosen, else const",
     )
@@ -187,6 +184,12 @@ class Learning:
         "Regular expressions; parameters whose name matches one get no weight decay and no L2 regularization.",
         check=regular_expressions,
     )
+    lookahead: int = option(
+        0,
+        "Steps after which slow weights move halfway to the trained ones, which start again from there; 0 is off, 6 "
+        "is usual.",
+        check=at_least(0),
+    )
     gradient_clipping: float = option(
         0.0, "Largest norm of the whole gradient; longer ones are scaled down to it, 0 is off.", check=at_least(0)
     )
@@ -195,7 +198,19 @@ class Learning:
     )
 
 
+def _decays_beside_adam(facts: Facts) -> bool:
+    learning = facts.config.learning
+    return learning.weight_decay > 0 and OPTIMIZERS[learning.optimizer].decay == "none"
+
+
 LEARNING_RULES = (
+    conflict(
+        "weight_decay",
+        "optimizer",
+        _decays_beside_adam,
+        "Adam's decay is coupled; decoupled, it is adamw.",
+        "Choose --optimizer adamw, or give --l2-regularization.",
+    ),
     conflict(
         "class_weights",
         "loss",

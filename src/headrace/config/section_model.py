@@ -5,20 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.config.field import (
-    COMMAND_LINE,
-    Facts,
-    Rule,
-    above,
-    at_least,
-    between,
-    factors_by_pattern,
-    fraction,
-    idle,
-    option,
-    regular_expressions,
-)
+from headrace.config.field import COMMAND_LINE, Facts, Rule, idle, option
 from headrace.core.errors import ConfigError, nearest
+from headrace.rows.values import above, at_least, between, factors_by_pattern, fraction, regular_expressions
 
 # The networks by name, without what they are made of: family, size, image size, and the options each family has.
 #
@@ -82,6 +71,7 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "depth_divisor": ("efficientnet",),
     "dropout_rate": ("efficientnet", "mobilenet", "squeezenet", "vgg"),
     "block_survival_prob": ("resnet", "resnext", "seresnet", "seresnext", "efficientnet", "convnext"),
+    "activation": ("resnet", "resnext", "seresnet", "seresnext"),
     "use_relu": ("efficientnet",),
     "se": ("efficientnet",),
     "top_width": ("efficientnet", "mobilenet"),
@@ -342,6 +332,12 @@ class Model:
         "Probability, at the last block, that a residual branch is kept in training (stochastic depth); unset means "
         "the network's own.",
         check=lambda value: "" if 0 < value <= 1 else "must be more than 0 and at most 1",
+    )
+    activation: str | None = option(
+        None,
+        "Activation function of a ResNet; unset means relu.",
+        choices=("relu", "swish", "mish", "gelu", "hard_swish"),
+        synonyms=(("silu", "swish"),),
     )
     use_relu: bool = option(False, "Use ReLU instead of swish in EfficientNets.")
     se: bool = option(True, "Use squeeze-and-excite in EfficientNets.")

@@ -5,24 +5,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.config.field import (
-    BYTES,
     COMMAND_LINE,
     DEFAULT,
-    FLOATS,
-    FRACTION,
-    NUMBERS,
-    REPLICAS,
     TRANSLATED,
     Facts,
     Origin,
     Remark,
     Rule,
-    at_least,
-    between,
     both_given,
     conflict,
     idle,
     option,
+)
+from headrace.rows.values import (
+    BYTES,
+    FLOATS,
+    FRACTION,
+    NUMBERS,
+    REPLICAS,
+    at_least,
+    between,
     positive_or_all,
     regular_expressions,
 )

@@ -23,9 +23,10 @@ from headrace.core.tree import PyTree, map_named
 from headrace.engine.compiler import OptionItems
 from headrace.engine.devices import REPLICA
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
+from headrace.engine.lr_curve import LrCurve
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
-from headrace.engine.optimizer import LrCurve, global_norm
+from headrace.engine.optimizer import global_norm
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen

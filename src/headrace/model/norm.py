@@ -43,6 +43,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": ops.relu,
     "relu6": ops.relu6,
     "swish": ops.swish,
+    "mish": ops.mish,
     "gelu": ops.gelu,
     "hard_swish": ops.hard_swish,
     "sigmoid": ops.sigmoid,
@@ -473,6 +474,11 @@ class BuildOptions:
     def dropout(self, usual: float) -> float:
         """Return the rate of dropout before the classifier: the option's, or the network's own."""
         return usual if self.options.dropout_rate is None else self.options.dropout_rate
+
+    def activation(self) -> Layer:
+        """Return the activation of a ResNet: the option's, or ReLU."""
+        kind = self.options.activation or "relu"
+        return Relu() if kind == "relu" else Activation(kind)
 
     def norm_named(self, name: str, gamma: float = 1.0) -> Named:
         """Return a norm whose name ends in its kind: `1_` becomes `1_bn` or `1_gn`."""

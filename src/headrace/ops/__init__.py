@@ -3,7 +3,7 @@
 This is the only package in which the computation depends on the backend that a program is compiled for.
 """
 
-from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, relu, relu6, sigmoid, swish
+from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, mish, relu, relu6, sigmoid, swish
 from headrace.ops.conv import conv2d, dense
 from headrace.ops.native_inference import (
     ConstantUnit,
@@ -40,7 +40,7 @@ from headrace.ops.tracing import collecting, using, weights_are_constant
 
 __all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "collecting", "conv2d", "dense"]
 __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_swish", "layer_norm", "materialised"]
-__all__ += ["max_pool", "relu", "relu6", "resize_by_average", "sigmoid", "swish", "using"]
+__all__ += ["max_pool", "mish", "relu", "relu6", "resize_by_average", "sigmoid", "swish", "using"]
 __all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window", "uses_kernels"]
 __all__ += ["ConstantUnit", "Gate", "conv_bias", "find_bottleneck", "find_dense", "find_gate", "find_max_pool"]
 __all__ += ["Shaped", "Window", "Windows", "describe_missing_kernels", "find_norm_pool", "fuses_norm_pools"]

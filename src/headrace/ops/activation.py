@@ -50,6 +50,22 @@ def swish(x: Array) -> Array:
     return _with_slope(x, lambda x: x * jax.nn.sigmoid(x), _swish_slope)
 
 
+def mish(x: Array) -> Array:
+    """Return x * tanh(softplus(x))."""
+    return _with_slope(x, lambda x: x * _mish_gate(x), _mish_slope)
+
+
+def _mish_gate(x: Array) -> Array:
+    """Return tanh(log(1 + e^x)) as a quotient: (e^2x + 2 e^x) / (e^2x + 2 e^x + 2), which is 1 to rounding from 20 on."""
+    e = jnp.exp(jnp.minimum(x, 20))
+    return e * (e + 2) / (e * (e + 2) + 2)
+
+
+def _mish_slope(x: Array) -> Array:
+    gate = _mish_gate(x)
+    return gate + x * (1 - gate * gate) * jax.nn.sigmoid(x)
+
+
 def gelu(x: Array) -> Array:
     """Return x times the normal distribution's probability of at most x."""
     return _with_slope(x, lambda x: x * _normal(x), lambda x: _normal(x) + x * jnp.exp(-x * x / 2) * _GAUSSIAN_PEAK)

@@ -6,7 +6,7 @@ times the estimate (ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and
 (jax 0.10.2) they took 2 times as much in float32, and 3.5 times in bfloat16, which XLA computes in float32 there.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +17,9 @@ from headrace.data.feeding.eval_feed import DEVICE, EvalCache
 from headrace.data.feeding.feed import FeedOptions
 from headrace.data.sets.samples import distinct_images
 from headrace.plan.steps import BatchPlan, ValidationPlan
+from headrace.rows.optimizers import OPTIMIZERS
 
 FLOAT32_BYTES = 4
-
-# Optimizer slots: float32 arrays with the shapes of the weights.
-OPTIMIZER_SLOTS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
-    "sgd": lambda params: 1 if params.get("momentum") else 0,
-    "momentum": lambda params: 1,
-    "lars": lambda params: 1,
-    "rmsprop": lambda params: 2 if params.get("momentum") else 1,
-    "adamw": lambda params: 2,
-    "lamb": lambda params: 2,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +59,7 @@ def widths(precision: str) -> tuple[int, int]:
 
 def optimizer_slots(learning: Learning) -> int:
     """Return how many float32 arrays per weight the optimizer keeps."""
-    return OPTIMIZER_SLOTS[learning.optimizer](learning.optimizer_params)
+    return OPTIMIZERS[learning.optimizer].slots(learning.optimizer_params) + (learning.lookahead > 0)
 
 
 def estimate_memory(

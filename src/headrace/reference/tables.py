@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.config.field import FLOATS, above, at_least, between, fraction, option
+from headrace.config.field import option
 from headrace.config.section_data import DOWNLOADED
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_model import family_of
 from headrace.config.section_run import DRAWN_SEED
+from headrace.rows.values import FLOATS, above, at_least, between, fraction
 
 # The options of the reference's applications that have no counterpart of the same meaning among ours.
 #

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, RuleOn, format_value
+from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, RuleOn
 from headrace.config.layers import Found, Given
 from headrace.config.load import Translated, build, derive
 from headrace.config.params import known_keys
@@ -15,6 +15,7 @@ from headrace.config.section_model import find_variant
 from headrace.config.section_run import stages_of_splits
 from headrace.core.errors import ConfigError
 from headrace.reference.tables import BY_OPTION, ROWS, OptionRow, Reference, tf1_defaults, tf2_defaults
+from headrace.rows.values import format_value
 
 # The splits of a tf1 pipeline: they must be named, and the error for missing names lists the possible ones.
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.config.field import format_value
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 from headrace.core.units import format_percent
@@ -13,6 +12,7 @@ from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, rows_table, section
 from headrace.report.run_summary import UNREADABLE, RunFiles, RunSummary, different_options, read_files, read_summary
 from headrace.report.sections import run_sections, run_title
+from headrace.rows.values import format_value
 from headrace.telemetry.records import ValidationRecord
 
 _NAMES = ("run_name",)  # these always differ, and explain nothing

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from headrace.config.field import format_value
 from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration, format_percent
 from headrace.engine.hlo_text import IDLE, KINDS
@@ -25,6 +24,7 @@ from headrace.plan.timeline import (
 )
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_summary import RunFiles
+from headrace.rows.values import format_value
 from headrace.telemetry.device_trace import ProfileSummary, summary_from, utilisation_lines
 from headrace.telemetry.metric_totals import KIND_NAMES
 from headrace.telemetry.records import LOG_FILE, RunEnd

@@ -14,10 +14,11 @@ from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_model import norm_choice
 from headrace.config.section_run import DRAWN_SEED
 from headrace.data.dataset import DataInfo, describe_dataset
-from headrace.engine.optimizer import BACKBONE
+from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group
 from headrace.plan.steps import make_batch_plan
+from headrace.rows.optimizers import OPTIMIZERS
 from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas
 
 # The rules: one each, from the number of training images, the optimizer and the device; docs/training.md has them as a
@@ -31,10 +32,6 @@ LEAST_PER_REPLICA = 8  # images, for the statistics of batch norm; a quarter of 
 
 # Rates grow with the square root of the batch. For SGD with momentum 0.9 this is the usual 0.4 for ImageNet at 1,024,
 # and between 0.1 and 0.2 for CIFAR at 128 to 256.
-RATES_AT_1024: Mapping[str, float] = {
-    **{"sgd": 0.4, "momentum": 0.4, "lars": 8.0, "rmsprop": 0.002, "adamw": 0.002},
-    "lamb": 0.0035,  # 0.005 at 2,048, as in the A2 procedure
-}
 USUAL_MOMENTUM = 0.9
 # In fewer steps than this, weights from scratch do not recover from the usual rate: a ResNet-18 that trains for 60
 # steps of 16 photographs at 0.05 first loses what it starts with (loss 0.7, then 7).
@@ -83,7 +80,7 @@ def choose_epochs(steps_per_epoch: int, *, fine_tuning: bool = False) -> int:
 
 def choose_rate(optimizer: str, momentum: float | None, batch: int) -> float:
     """Return the peak learning rate of a step. Less momentum makes each gradient count less often: the rate grows."""
-    rate = RATES_AT_1024[optimizer] * math.sqrt(batch / 1024)
+    rate = OPTIMIZERS[optimizer].usual_rate * math.sqrt(batch / 1024)
     if momentum is not None and optimizer in ("sgd", "momentum"):
         rate *= min(1 - momentum, 0.5) / (1 - USUAL_MOMENTUM)  # without any, ten times the rate is too much at first
     return float(f"{rate:.2g}")

@@ -21,10 +21,12 @@ from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_data
 from headrace.data.feeding.order import refuse_weights
 from headrace.data.sets.samples import first_samples
 from headrace.engine.compiler import decide
+from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
-from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
+from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
+from headrace.engine.trainable import Trainable, make_trainable
 from headrace.engine.visible import visible_devices
 from headrace.job import check_devices_per_replica
 from headrace.model.custom_block import weights_like

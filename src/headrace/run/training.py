@@ -18,9 +18,10 @@ from headrace.data.feeding.feed import GROWTH, CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
+from headrace.engine.lr_curve import rate_table
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import rate_table, update_kinds
+from headrace.engine.optimizer import update_kinds
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import Placement, State, host_memory_of, put_state, snapshot

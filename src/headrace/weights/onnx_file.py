@@ -138,6 +138,8 @@ def _activation(graph: Graph, kind: str, x: str) -> str:
         return graph.node("Sigmoid", [x])
     if kind == "swish":
         return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+    if kind == "mish":
+        return graph.node("Mul", [x, graph.node("Tanh", [graph.node("Softplus", [x])])])
     if kind == "gelu":  # x (1 + erf(x / sqrt 2)) / 2
         half, one, root = (graph.constant(np.float32(number)) for number in (0.5, 1, np.sqrt(0.5)))
         doubled = graph.node("Add", [graph.node("Erf", [graph.node("Mul", [x, root])]), one])

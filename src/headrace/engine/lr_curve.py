@@ -1,0 +1,79 @@
+"""The learning rate as a function of the step: a curve of the table, a warm-up, a staircase; its values in advance."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.config.params import complete_lr
+from headrace.config.schema import Learning
+from headrace.engine.devices import host_device
+from headrace.rows.curves import CURVES
+from headrace.rows.row import Curve, Span
+
+LrCurve = Callable[[jax.typing.ArrayLike], jax.Array]
+
+
+def _warm_up(curve: Curve, warmup_steps: int, *, shift: bool, from_zero: bool) -> Curve:
+    """Ramp linearly over the first steps; `shift` starts the curve after them, else it runs from the first step."""
+    # From zero is the reference's first application: factor t/W, so that the first step changes nothing.
+    first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
+
+    def warmed(step: jax.Array) -> jax.Array:
+        ramp = jnp.minimum(step + first, last).astype(jnp.float32) / last
+        return ramp * curve(jnp.maximum(step - warmup_steps, 0) if shift else step)
+
+    return warmed
+
+
+def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
+    """Return the learning rate as a float32 function of the step (0 for the first update)."""
+    params, warmup = complete_lr(learning, num_epochs)
+    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, num_epochs=num_epochs)
+    shift = warmup is not None and warmup["warmup_mode"] == "shift"
+    warmup_steps = span.steps(warmup["warmup_epochs"]) if warmup else 0
+    steps_left = num_epochs * updates_per_epoch - warmup_steps
+    is_given = (learning.lr_schedule_params or {}).get("epochs_to_total_decay") is not None
+    if shift and not is_given and "epochs_to_total_decay" in params and steps_left > 0:
+        # All steps that the warm-up leaves. Epochs less warm-up epochs, rounded down once more, could be a step less,
+        # and the last step would have a rate of zero.
+        params["epochs_to_total_decay"] = steps_left / updates_per_epoch
+    curve = CURVES[learning.lr_schedule].curve(params, span)
+    if warmup:
+        curve = _warm_up(curve, warmup_steps, shift=shift, from_zero=warmup["from_zero"])
+
+    def lr_curve(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step).astype(jnp.int32)
+        if learning.lr_staircase:
+            # On the step itself, so that warm-up and curve both stay constant within an epoch.
+            step = step // updates_per_epoch * updates_per_epoch
+        return curve(step)
+
+    return lr_curve
+
+
+_TABLE = 4096  # steps whose rates are computed at a time
+
+
+def rate_table(lr_curve: LrCurve) -> Callable[[int, int], np.ndarray]:
+    """Return `rates(first step, number of steps)`: the curve's values on the host, float32.
+
+    They are an input of the program, so that a run with another curve needs no other program. Tables begin at multiples
+    of their size: XLA may round a number differently by its place in a vector, and a step's rate must not depend on
+    where a call begins.
+    """
+    tabulate = jax.jit(lambda first: lr_curve(first + jnp.arange(_TABLE, dtype=jnp.int32)))
+
+    @functools.lru_cache(maxsize=2)
+    def table(number: int) -> np.ndarray:
+        with jax.default_device(host_device()):
+            return np.asarray(tabulate(jnp.int32(number * _TABLE)))
+
+    def rates(first: int, count: int) -> np.ndarray:
+        steps = np.arange(first, first + count)
+        parts = [table(number)[steps[steps // _TABLE == number] % _TABLE] for number in np.unique(steps // _TABLE)]
+        return np.concatenate(parts)
+
+    return rates

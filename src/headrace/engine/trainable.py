@@ -1,0 +1,106 @@
+"""Which weights are trained, and with which fraction of the learning rate, as functions of a weight's name."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.config.schema import Weights
+from headrace.core.errors import ConfigError, did_you_mean
+
+BACKBONE = "backbone"  # in place of a regular expression: all weights but those of the head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable:
+    """What is trained, by a weight's name (`conv2_block1/1_conv/kernel`)."""
+
+    freeze: tuple[re.Pattern[str], ...] = ()
+    only: tuple[str, ...] = ()
+    factors: tuple[tuple[re.Pattern[str], float], ...] = ()
+    summary: str = ""  # what is frozen, in a sentence
+
+    @property
+    def everything(self) -> bool:
+        """Say whether all weights are trained alike."""
+        return not (self.freeze or self.only or self.factors)
+
+    @property
+    def any_frozen(self) -> bool:
+        """Say whether some weights may be frozen."""
+        return bool(self.freeze or self.only) or any(factor == 0 for _, factor in self.factors)
+
+    def frozen(self, name: str) -> bool:
+        """Say whether a weight keeps its value."""
+        if self.only and not any(text in name for text in self.only):
+            return True
+        return any(pattern.search(name) for pattern in self.freeze) or self._factor(name) == 0
+
+    @property
+    def rate_factors(self) -> Callable[[str], float] | None:
+        """Return the factors by name, None if all are 1."""
+        return None if self.everything else self.rate_factor
+
+    def rate_factor(self, name: str) -> float:
+        """Return the factor on the learning rate of a weight; 0 for a frozen one."""
+        return 0.0 if self.frozen(name) else self._factor(name)
+
+    def _factor(self, name: str) -> float:
+        return next((factor for pattern, factor in self.factors if pattern.search(name)), 1.0)
+
+
+def make_trainable(
+    weights: Weights, network: Callable[[], Mapping[str, Any]], head: Callable[[Iterable[str]], str]
+) -> Trainable:
+    """Return what the options describe; `network()` returns all weights by name, `head(names)` the layer that scores
+    the classes. Both are called only if needed. A pattern that matches no name is refused.
+    """
+    if not (weights.freeze or weights.variable_filter or weights.layer_lr):
+        return Trainable()
+    sizes = {name: array.size for name, array in network().items()}
+
+    def compiled(pattern: str) -> re.Pattern[str]:
+        return re.compile(_but_head(head(sizes), sizes) if pattern == BACKBONE else pattern)
+
+    found = Trainable(
+        freeze=tuple(compiled(pattern) for pattern in weights.freeze),
+        only=weights.variable_filter,
+        factors=tuple((compiled(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
+    )
+    for pattern in (*found.freeze, *(pattern for pattern, _ in found.factors)):
+        if not any(pattern.search(name) for name in sizes):
+            option = "freeze" if pattern in found.freeze else "layer_lr"
+            raise _matches_nothing(option, pattern.pattern, list(sizes))
+    for text in found.only:
+        if not any(text in name for name in sizes):
+            raise _matches_nothing("variable_filter", text, list(sizes))
+    frozen = [name for name in sizes if found.frozen(name)]
+    if len(frozen) == len(sizes):
+        raise ConfigError(
+            "Every weight is frozen.",
+            rule="freeze, variable_filter and layer_lr must leave something to train.",
+            remedy="To validate alone: --no-training.",
+        )
+    numbers = f"{sum(sizes[name] for name in frozen):,} of {sum(sizes.values()):,} weights"
+    return replace(found, summary=f"frozen: {len(frozen)} of {len(sizes)} tensors, {numbers}" if frozen else "")
+
+
+def _but_head(head: str, names: Iterable[str]) -> str:
+    """Return the expression for all weights but those of the head."""
+    if all(name.startswith(f"{head}/") for name in names):
+        raise ConfigError(
+            f"{BACKBONE} is everything before the head, and there are no weights before {head}.",
+            rule="The head is the last layer with weights; a custom network made of one function has one layer.",
+            remedy="Name weights by regular expressions, or build the network from several blocks.",
+        )
+    return f"^(?!{re.escape(head)}/)"
+
+
+def _matches_nothing(option: str, text: str, names: list[str]) -> ConfigError:
+    plain = re.sub(r"[^\w/]", "", text)
+    blocks = list(dict.fromkeys([*(name.split("/")[0] for name in names), *names]))
+    return ConfigError(
+        f"{option} {text!r} matches no weight of the network.",
+        rule="It is searched for in names such as " + " and ".join(names[:2]) + ".",
+        remedy=did_you_mean(plain, blocks) if len(did_you_mean(plain, blocks)) < 200 else "",
+    )
