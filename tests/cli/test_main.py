@@ -70,7 +70,7 @@ def test_an_unknown_command(capsys):
         ("--epochs abc", "--epochs is 'abc': not a whole number."),
         ("--num-epochs abc", "--num-epochs is 'abc'"),
         ("--lr=-1", "--lr is '-1': must be 0 or more."),
-        ("--lr-schedule cos", "Did you mean cosine? Possible: const, cosine, stepped,"),
+        ("--lr-schedule cos", "Did you mean cosine? Possible: const, cosine, flat_cosine,"),
         ("--freeze", "--freeze has no value."),
         ("--freeze --epochs 1", "--freeze has no value."),
         ("{path}", "remedy: A folder of images is given as --dataset-path {path}."),

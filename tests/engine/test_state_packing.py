@@ -1,13 +1,16 @@
 """Joined vectors: the same training as with every tensor on its own, and the same state outside of the call."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.engine.optimizer import update_kinds
+from headrace.config.schema import Config
+from headrace.engine.optimizer import Update, make_optimizer, update_kinds
 from headrace.engine.state import make_packing
 from headrace.engine.step import is_moved, with_packing
 from headrace.model.norm import NormSpec
@@ -22,9 +25,13 @@ LARS = config_from(
 FACTORS = {"conv1/norm/gamma": 0.5, "unit/norm/gamma": 0.0, "unit/norm/beta": 0.0}
 
 
+def rule(config: Config, factors: Callable[[str], float] | None = None) -> Update:
+    return make_optimizer(config.learning, lambda step: jnp.float32(0.1), 16, factors)
+
+
 def spec_and_packing(config, **given):
     spec = make_spec(config, NETWORK, 16, replicas=1, count=1, **given)
-    kind = update_kinds(config.learning, given.get("rate_factor"))
+    kind = update_kinds(rule(config, given.get("rate_factor")))
     assert kind is not None
     return spec, make_packing(first_state(spec), kind, partial(is_moved, spec))
 
@@ -69,7 +76,7 @@ def test_frozen_norms_and_rates_of_their_own_stay_apart():
     config = config_from(OPTIONS)
     frozen = lambda name: FACTORS.get(name, 1.0) == 0  # noqa: E731
     spec = make_spec(config, NETWORK, 16, replicas=1, count=1, frozen=frozen)
-    kind = update_kinds(config.learning, lambda name: FACTORS.get(name, 1.0))
+    kind = update_kinds(rule(config, lambda name: FACTORS.get(name, 1.0)))
     assert kind is not None
     packing = make_packing(first_state(spec), kind, partial(is_moved, spec))
     assert ("unit/norm/beta", "unit/norm/gamma") in packing.params.groups
@@ -83,14 +90,14 @@ def test_frozen_norms_and_rates_of_their_own_stay_apart():
 
 
 def test_optimizers_that_look_at_whole_tensors_are_not_packed():
-    assert update_kinds(LARS.learning, None) is None
-    lamb = config_from({"optimizer": "lamb", "weight_decay": 0.02}).learning
-    assert update_kinds(lamb, None) is None, "its trust ratio is that of a tensor"
+    assert update_kinds(rule(LARS)) is None
+    lamb = config_from({"optimizer": "lamb", "weight_decay": 0.02})
+    assert update_kinds(rule(lamb)) is None, "its trust ratio is that of a tensor"
 
 
 def test_only_gpus_and_float32_weights_are_packed(monkeypatch):
     config = config_from(OPTIONS)
-    kind = update_kinds(config.learning, None)
+    kind = update_kinds(rule(config))
     spec = make_spec(config, NETWORK, 16, replicas=1, count=1, update_kind=kind)
     assert with_packing(spec, first_state(spec)).packing is None
     monkeypatch.setattr("headrace.engine.step.on_gpu", lambda: True)

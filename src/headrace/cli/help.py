@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.config.field import Option, option_names, options_of
@@ -32,10 +32,10 @@ _EVERYTHING = (
 )  # fmt: skip
 
 
-def either(names: Iterable[str]) -> str:
-    """Return names as a choice: a, b or c."""
-    *first, last = names
-    return f"{', '.join(first)} or {last}"
+def some(names: Collection[str], shown: tuple[str, ...]) -> str:
+    """Return a few of the names, and how many others there are."""
+    assert set(shown) <= set(names)
+    return f"{', '.join(shown)} or {len(names) - len(shown)} others"
 
 
 def _all_but(*groups: str) -> tuple[str, ...]:
@@ -98,9 +98,9 @@ SCREENS: Mapping[str, Screen] = {
                 "epochs": "passes over the training images",
                 "batch-size": "images per weight update",
                 "lr": "peak learning rate",
-                "lr-schedule": either(CURVES),
+                "lr-schedule": some(CURVES, ("cosine", "const", "flat_cosine")),
                 "warmup-epochs": "epochs until the learning rate has its peak",
-                "optimizer": either(OPTIMIZERS),
+                "optimizer": some(OPTIMIZERS, ("sgd", "adamw", "muon")),
                 "weight-decay": "decay of the weights, times the learning rate",
                 "early-stopping": "end after N validations without a better one",
                 "seed": "seed of all randomness",

@@ -1,7 +1,9 @@
 """The learning rate as a function of the step: a curve of the table, a warm-up, a staircase; its values in advance."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +18,47 @@ from headrace.rows.row import Curve, Span
 LrCurve = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-def _warm_up(curve: Curve, warmup_steps: int, *, shift: bool, from_zero: bool) -> Curve:
-    """Ramp linearly over the first steps; `shift` starts the curve after them, else it runs from the first step."""
-    # From zero is the reference's first application: factor t/W, so that the first step changes nothing.
-    first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """A linear ramp over the first steps; `shift` starts the curve after them, else it runs from the first step."""
 
-    def warmed(step: jax.Array) -> jax.Array:
-        ramp = jnp.minimum(step + first, last).astype(jnp.float32) / last
-        return ramp * curve(jnp.maximum(step - warmup_steps, 0) if shift else step)
+    steps: int
+    shift: bool
+    from_zero: bool  # the factor t/W of the reference's first application, whose first step changes nothing
 
-    return warmed
+    def curve(self, curve: Curve) -> Curve:
+        """Return a curve with the ramp before or over it."""
+        first, last = (0, max(1, self.steps)) if self.from_zero else (1, self.steps + 1)
+
+        def warmed(step: jax.Array) -> jax.Array:
+            ramp = jnp.minimum(step + first, last).astype(jnp.float32) / last
+            return ramp * curve(jnp.maximum(step - self.steps, 0) if self.shift else step)
+
+        return warmed
 
 
-def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
-    """Return the learning rate as a float32 function of the step (0 for the first update)."""
+@dataclass(frozen=True, kw_only=True)
+class RunCurve:
+    """The learning rate of a run as a float32 function of the step (0 for the first update): a value, not a closure."""
+
+    name: str
+    params: tuple[tuple[str, Any], ...]
+    span: Span
+    warm_up: WarmUp | None
+    staircase: bool
+
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
+        """Return the rate of a step, or of an array of steps."""
+        steps = jnp.asarray(step).astype(jnp.int32)
+        if self.staircase:
+            # On the step itself, so that warm-up and curve both stay constant within an epoch.
+            steps = steps // self.span.updates_per_epoch * self.span.updates_per_epoch
+        curve = CURVES[self.name].curve(dict(self.params), self.span)
+        return (self.warm_up.curve(curve) if self.warm_up else curve)(steps)
+
+
+def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> RunCurve:
+    """Return the learning rate of the options."""
     params, warmup = complete_lr(learning, num_epochs)
     span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, num_epochs=num_epochs)
     shift = warmup is not None and warmup["warmup_mode"] == "shift"
@@ -40,18 +69,18 @@ def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epo
         # All steps that the warm-up leaves. Epochs less warm-up epochs, rounded down once more, could be a step less,
         # and the last step would have a rate of zero.
         params["epochs_to_total_decay"] = steps_left / updates_per_epoch
-    curve = CURVES[learning.lr_schedule].curve(params, span)
-    if warmup:
-        curve = _warm_up(curve, warmup_steps, shift=shift, from_zero=warmup["from_zero"])
+    return RunCurve(
+        name=learning.lr_schedule,
+        params=pairs(params),
+        span=span,
+        warm_up=WarmUp(steps=warmup_steps, shift=shift, from_zero=warmup["from_zero"]) if warmup else None,
+        staircase=learning.lr_staircase,
+    )
 
-    def lr_curve(step: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(step).astype(jnp.int32)
-        if learning.lr_staircase:
-            # On the step itself, so that warm-up and curve both stay constant within an epoch.
-            step = step // updates_per_epoch * updates_per_epoch
-        return curve(step)
 
-    return lr_curve
+def pairs(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return settings as a value that can be a key: pairs, with tuples in place of lists."""
+    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in settings.items())
 
 
 _TABLE = 4096  # steps whose rates are computed at a time

@@ -1,28 +1,29 @@
-"""The whole weight update as one optax transformation.
+"""The whole weight update as one value.
 
 The order is: clip -> coupled L2 -> optimizer -> decoupled decay -> factors of layers -> lookahead. LAMB's decay is
 inside the optimizer: its trust ratio includes it.
 
-`update(grads, state, params, step=..., rate=None, grad_norm=None)` returns float32 updates, to be added to the weights.
+`Update.update(grads, state, params, step=...)` returns float32 updates, to be added to the weights.
 The learning rate is that of the curve at `step` where none is given; the state holds only the optimizer's slots:
 float32 trees shaped as the parameters, under the names that checkpoints use.
 """
 
+import functools
 import re
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from headrace.config.params import complete
 from headrace.config.schema import Learning
 from headrace.core.tree import PyTree, map_named
-from headrace.engine.lr_curve import LrCurve
+from headrace.engine.lr_curve import LrCurve, pairs
 from headrace.rows.optimizers import OPTIMIZERS
-from headrace.rows.row import Rule
+from headrace.rows.row import OptimizerRow, Rule
 
 # Gradients with up to this many elements are concatenated before they are reduced.
 SMALL_LEAF_SIZE = 1 << 16
@@ -45,106 +46,117 @@ def global_norm(grads: PyTree) -> jax.Array:
     return jnp.sqrt(total)
 
 
-def _is_decayed(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return the test for the parameters that L2 and decay apply to: those whose names match no pattern."""
-    compiled = [re.compile(pattern) for pattern in patterns]
-    return lambda name: not any(pattern.search(name) for pattern in compiled)
-
-
 def _float32(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
-
-
-def _add_weights(tree: PyTree, params: PyTree, factor: jax.Array | float, decayed: Callable[[str], bool]) -> PyTree:
-    """Return tree + factor x params at the parameters that are decayed, the tree as it is elsewhere."""
-    return map_named(lambda name, leaf, w: leaf + factor * w if decayed(name) else leaf, tree, params)
-
-
-def make_optimizer(
-    learning: Learning, lr_curve: LrCurve, global_batch_size: int, rate_factor: Callable[[str], float] | None = None
-) -> optax.GradientTransformationExtraArgs:
-    """Return the update rule of the options; `update` needs `step=`, and takes a known `rate=` and `grad_norm=`.
-
-    `rate_factor(name)` multiplies the update of a weight; with 0 it does not move, whatever L2, decay or LARS would do.
-    Rules are linear in their rate (Muon nearly so), and the factor is one on the rate.
-    """
-    decayed, rule = _is_decayed(tuple(learning.weight_decay_exclude)), _make_rule(learning, global_batch_size)
-    clip, l2 = learning.gradient_clipping, learning.l2_regularization
-    decay = learning.weight_decay if OPTIMIZERS[learning.optimizer].decay == "after" else 0.0
-
-    def update(
-        updates: PyTree,
-        state: PyTree,
-        params: PyTree = None,
-        *,
-        step: jax.typing.ArrayLike | None = None,
-        rate: jax.Array | None = None,
-        grad_norm: jax.Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        assert params is not None, "the update needs the parameters"
-        assert step is not None, "the update needs step="
-        grads, params, rate = _float32(updates), _float32(params), lr_curve(step) if rate is None else rate
-        if clip:
-            norm = global_norm(grads) if grad_norm is None else grad_norm
-            # Exactly 1 within the limit: a gradient that is not clipped keeps its last bit.
-            factor = clip / jnp.maximum(norm, clip)
-            grads = jax.tree.map(lambda g: g * factor, grads)
-        if l2:
-            grads = _add_weights(grads, params, l2, decayed)
-        updates, state = rule.update(grads, state, params, rate)
-        if decay:
-            updates = _add_weights(updates, params, -rate * decay, decayed)
-        if rate_factor is not None:
-            factor_of = rate_factor
-            updates = map_named(lambda name, u: u * factor_of(name), updates)
-        return updates, state
-
-    whole = optax.GradientTransformationExtraArgs(rule.init, update)
-    return with_lookahead(whole, learning.lookahead) if learning.lookahead else whole
 
 
 LOOKAHEAD_SHARE = 0.5
 
 
-def with_lookahead(inner: optax.GradientTransformationExtraArgs, every: int) -> optax.GradientTransformationExtraArgs:
-    """Return the update with slow weights: every so many steps they move halfway to the others, which follow them.
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """The update rule of the options: a value, so that it can be part of a program's key."""
 
-    s += (w - s) / 2; w = s (Zhang et al. 2019).
-    """
+    optimizer: str
+    options: tuple[tuple[str, Any], ...]
+    lr_curve: LrCurve
+    clip: float
+    l2: float
+    decay: float
+    exclude: tuple[str, ...]  # expressions; weights whose names match one have neither L2 nor decay
+    factors: Callable[[str], float] | None  # on a weight's update, by its name; with 0 it does not move
+    lookahead: int
 
-    def init(params: PyTree) -> PyTree:
-        slow = jax.tree.map(lambda w: jnp.array(w, jnp.float32, copy=True), params)
-        return {"fast": inner.init(params), "slow": slow}
+    @functools.cached_property
+    def rule(self) -> Rule:
+        """Return the optimizer's rule with its settings."""
+        # LAMB's trust ratio is computed from the step with the decay in it, so that it cannot be added afterwards.
+        inside = {"weight_decay": self.decay, "decayed": self.is_decayed} if self.row.decay == "inside" else {}
+        return self.row.rule(dict(self.options) | inside)
 
-    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        updates, fast = inner.update(updates, state["fast"], params, **extra)
-        meets = (jnp.asarray(extra["step"]) + 1) % every == 0
+    @property
+    def row(self) -> OptimizerRow:
+        """Return the optimizer's row of the table."""
+        return OPTIMIZERS[self.optimizer]
 
-        def slower(old: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
-            return jnp.where(meets, old + LOOKAHEAD_SHARE * (w.astype(jnp.float32) + u - old), old)
+    def is_decayed(self, name: str) -> bool:
+        """Say whether L2 and decay apply to a weight."""
+        return not any(re.search(pattern, name) for pattern in self.exclude)
 
-        slow = jax.tree.map(slower, state["slow"], params, updates)
-        updates = jax.tree.map(lambda s, w, u: jnp.where(meets, s - w.astype(jnp.float32), u), slow, params, updates)
+    def kind(self, name: str) -> Hashable:
+        """Return the kind of a weight's update: elements of weights of one kind are updated alike."""
+        return self.is_decayed(name), 1.0 if self.factors is None else self.factors(name)
+
+    def init(self, params: PyTree) -> PyTree:
+        """Return the slots at the start."""
+        slots = self.rule.init(params)
+        if not self.lookahead:
+            return slots
+        return {"fast": slots, "slow": jax.tree.map(lambda w: jnp.array(w, jnp.float32, copy=True), params)}
+
+    def update(
+        self,
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree,
+        *,
+        step: jax.typing.ArrayLike,
+        rate: jax.Array | None = None,
+        grad_norm: jax.Array | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        """Return the updates and slots for these gradients; a known rate and norm of the gradients are taken."""
+        grads, params, rate = _float32(updates), _float32(params), self.lr_curve(step) if rate is None else rate
+        if self.clip:
+            norm = global_norm(grads) if grad_norm is None else grad_norm
+            # Exactly 1 within the limit: a gradient that is not clipped keeps its last bit.
+            factor = self.clip / jnp.maximum(norm, self.clip)
+            grads = jax.tree.map(lambda g: g * factor, grads)
+        if self.l2:
+            grads = self._add_weights(grads, params, self.l2)
+        updates, slots = self.rule.update(grads, state["fast"] if self.lookahead else state, params, rate)
+        if self.decay and self.row.decay == "after":
+            updates = self._add_weights(updates, params, -rate * self.decay)
+        if self.factors is not None:
+            # On the update and not on the rate: rules are linear in it, Muon's nearly so.
+            factor_of = self.factors
+            updates = map_named(lambda name, u: u * factor_of(name), updates)
+        return self._look_ahead(updates, slots, state["slow"], params, step) if self.lookahead else (updates, slots)
+
+    def _add_weights(self, tree: PyTree, params: PyTree, factor: jax.Array | float) -> PyTree:
+        """Return tree + factor x params at the weights that are decayed, the tree as it is elsewhere."""
+        return map_named(lambda name, leaf, w: leaf + factor * w if self.is_decayed(name) else leaf, tree, params)
+
+    def _look_ahead(
+        self, updates: PyTree, fast: PyTree, slow: PyTree, params: PyTree, step: jax.typing.ArrayLike
+    ) -> tuple[PyTree, PyTree]:
+        """Every so many steps: s += (w - s) / 2, and the weights go on from s (Zhang et al. 2019)."""
+        meets = (jnp.asarray(step) + 1) % self.lookahead == 0
+        share = LOOKAHEAD_SHARE
+        slow = jax.tree.map(lambda s, w, u: jnp.where(meets, s + share * (w + u - s), s), slow, params, updates)
+        updates = jax.tree.map(lambda s, w, u: jnp.where(meets, s - w, u), slow, params, updates)
         return updates, {"fast": fast, "slow": slow}
 
-    return optax.GradientTransformationExtraArgs(init, update)
 
-
-def _make_rule(learning: Learning, global_batch_size: int) -> Rule:
+def make_optimizer(
+    learning: Learning, lr_curve: LrCurve, global_batch_size: int, rate_factor: Callable[[str], float] | None = None
+) -> Update:
+    """Return the update rule of the options; `rate_factor(name)` multiplies the rate of a weight."""
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
-    # LAMB's trust ratio is computed from the step with the decay in it, so that the decay cannot be added afterwards.
-    if OPTIMIZERS[learning.optimizer].decay == "inside":
-        decayed = _is_decayed(tuple(learning.weight_decay_exclude))
-        options |= {"weight_decay": learning.weight_decay, "decayed": decayed}
-    return OPTIMIZERS[learning.optimizer].rule(options | {"global_batch_size": global_batch_size})
+    update = Update(
+        optimizer=learning.optimizer,
+        options=pairs(options | {"global_batch_size": global_batch_size}),
+        lr_curve=lr_curve,
+        clip=learning.gradient_clipping,
+        l2=learning.l2_regularization,
+        decay=learning.weight_decay,
+        exclude=tuple(learning.weight_decay_exclude),
+        factors=rate_factor,
+        lookahead=learning.lookahead,
+    )
+    assert update.rule  # made here, so that settings that contradict each other are refused before anything starts
+    return update
 
 
-def update_kinds(learning: Learning, rate_factor: Callable[[str], float] | None) -> Callable[[str], Hashable] | None:
-    """Return the kind of a weight's update by its name: elements of weights of one kind are updated alike.
-
-    None where an update depends on whole tensors.
-    """
-    if OPTIMIZERS[learning.optimizer].scope != "element":
-        return None
-    decayed = _is_decayed(tuple(learning.weight_decay_exclude))
-    return lambda name: (decayed(name), 1.0 if rate_factor is None else rate_factor(name))
+def update_kinds(update: Update) -> Callable[[str], Hashable] | None:
+    """Return the kind of a weight's update by its name; None where an update depends on whole tensors."""
+    return update.kind if update.row.scope == "element" else None

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree, flatten_named, path_name
 from headrace.engine.devices import REPLICA, Device, host_device, replicated
 from headrace.engine.multiprocess_arrays import place
+from headrace.engine.optimizer import Update
 from headrace.engine.precision import Precision, init_loss_scale, store_weights
 
 State = dict[str, Any]
@@ -43,7 +43,7 @@ def next_ema(ema: PyTree, values: PyTree, step: jax.Array | int, decay: float) -
 
 
 def make_state(
-    optimizer: optax.GradientTransformation,
+    optimizer: Update,
     precision: Precision,
     numerics: Numerics,
     params: PyTree,
@@ -63,7 +63,7 @@ def make_state(
 
 
 def state_from(
-    optimizer: optax.GradientTransformation,
+    optimizer: Update,
     precision: Precision,
     numerics: Numerics,
     weights: tuple[PyTree, PyTree],

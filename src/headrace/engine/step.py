@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -26,7 +25,7 @@ from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.lr_curve import LrCurve
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
-from headrace.engine.optimizer import global_norm
+from headrace.engine.optimizer import Update, global_norm
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
@@ -115,7 +114,7 @@ class StepSpec:
     """Everything a step needs that is not an array."""
 
     network: Network
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: Update
     lr_curve: LrCurve
     precision: Precision
     numerics: Numerics

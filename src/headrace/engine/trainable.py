@@ -15,9 +15,9 @@ BACKBONE = "backbone"  # in place of a regular expression: all weights but those
 class Trainable:
     """What is trained, by a weight's name (`conv2_block1/1_conv/kernel`)."""
 
-    freeze: tuple[re.Pattern[str], ...] = ()
+    freeze: tuple[str, ...] = ()  # expressions
     only: tuple[str, ...] = ()
-    factors: tuple[tuple[re.Pattern[str], float], ...] = ()
+    factors: tuple[tuple[str, float], ...] = ()
     summary: str = ""  # what is frozen, in a sentence
 
     @property
@@ -34,7 +34,7 @@ class Trainable:
         """Say whether a weight keeps its value."""
         if self.only and not any(text in name for text in self.only):
             return True
-        return any(pattern.search(name) for pattern in self.freeze) or self._factor(name) == 0
+        return any(re.search(pattern, name) for pattern in self.freeze) or self._factor(name) == 0
 
     @property
     def rate_factors(self) -> Callable[[str], float] | None:
@@ -46,7 +46,7 @@ class Trainable:
         return 0.0 if self.frozen(name) else self._factor(name)
 
     def _factor(self, name: str) -> float:
-        return next((factor for pattern, factor in self.factors if pattern.search(name)), 1.0)
+        return next((factor for pattern, factor in self.factors if re.search(pattern, name)), 1.0)
 
 
 def make_trainable(
@@ -59,18 +59,18 @@ def make_trainable(
         return Trainable()
     sizes = {name: array.size for name, array in network().items()}
 
-    def compiled(pattern: str) -> re.Pattern[str]:
-        return re.compile(_but_head(head(sizes), sizes) if pattern == BACKBONE else pattern)
+    def spelled_out(pattern: str) -> str:
+        return _but_head(head(sizes), sizes) if pattern == BACKBONE else pattern
 
     found = Trainable(
-        freeze=tuple(compiled(pattern) for pattern in weights.freeze),
+        freeze=tuple(spelled_out(pattern) for pattern in weights.freeze),
         only=weights.variable_filter,
-        factors=tuple((compiled(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
+        factors=tuple((spelled_out(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
     )
     for pattern in (*found.freeze, *(pattern for pattern, _ in found.factors)):
-        if not any(pattern.search(name) for name in sizes):
+        if not any(re.search(pattern, name) for name in sizes):
             option = "freeze" if pattern in found.freeze else "layer_lr"
-            raise _matches_nothing(option, pattern.pattern, list(sizes))
+            raise _matches_nothing(option, pattern, list(sizes))
     for text in found.only:
         if not any(text in name for name in sizes):
             raise _matches_nothing("variable_filter", text, list(sizes))

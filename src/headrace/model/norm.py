@@ -71,6 +71,11 @@ class Activation(WithoutParameters):
         return Cost(activation_elements=math.prod(hwc))
 
 
+def activation_of(kind: str) -> Layer:
+    """Return the layer of an activation by its name."""
+    return Relu() if kind == "relu" else Activation(kind)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SqueezeExcite(SameShape):
     """Scale each channel by a gate computed from the means of all channels: C to R, activation, and back to C."""
@@ -475,10 +480,10 @@ class BuildOptions:
         """Return the rate of dropout before the classifier: the option's, or the network's own."""
         return usual if self.options.dropout_rate is None else self.options.dropout_rate
 
-    def activation(self) -> Layer:
-        """Return the activation of a ResNet: the option's, or ReLU."""
-        kind = self.options.activation or "relu"
-        return Relu() if kind == "relu" else Activation(kind)
+    @property
+    def activation(self) -> str:
+        """The activation of a ResNet: the option's, or ReLU."""
+        return self.options.activation or "relu"
 
     def norm_named(self, name: str, gamma: float = 1.0) -> Named:
         """Return a norm whose name ends in its kind: `1_` becomes `1_bn` or `1_gn`."""
@@ -490,7 +495,7 @@ class BuildOptions:
         if self.norm.proxy_epsilon is not None and self.norm.kind != "none":
             proxy = ProxyActivation(kind=kind, epsilon=self.norm.proxy_epsilon)
             return (name, Norm(spec=self.norm, learnt=False)), (activation, proxy)
-        return (name, layer), (activation, Relu() if kind == "relu" else Activation(kind))
+        return (name, layer), (activation, activation_of(kind))
 
 
 def default_epsilon(dialect: Dialect, name: str) -> float:

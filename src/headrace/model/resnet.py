@@ -19,7 +19,7 @@ from headrace.model.layers import (
     Residual,
     SubsampleShortcut,
 )
-from headrace.model.norm import BuildOptions, DropPath, SqueezeExcite, near_multiple
+from headrace.model.norm import BuildOptions, DropPath, SqueezeExcite, activation_of, near_multiple
 
 # A residual unit is two blocks: the unit up to its addition, and the relu after it, where pipelines are cut. Layers are
 # named as in the reference: `conv2_block1` + `1_conv`.
@@ -63,7 +63,7 @@ class ResNet:
                 # 0 at the first unit, 1 at the last
                 depth = (sum(self.units[:group]) + i) / max(sum(self.units) - 1, 1)
                 residual = _with_drop(self._unit(unit, build), 1 - dropped * depth)
-                blocks += [(name, residual), (f"{name}_{self.relu}", build.activation())]
+                blocks += [(name, residual), (f"{name}_{self.relu}", activation_of(build.activation))]
         head = "fc_layer" if self.is_cifar_basic else "predictions"
         return *blocks, ("avg_pool", GlobalAveragePool()), (head, Dense(features=build.num_classes, logits=True))
 
@@ -142,7 +142,7 @@ def conv_norm(name: str, conv: Conv, build: BuildOptions, gamma: float = 1.0) ->
 
 
 def conv_norm_relu(name: str, conv: Conv, build: BuildOptions) -> tuple[Named, ...]:
-    return (f"{name}_conv", conv), *build.norm_act(f"{name}_", f"{name}_relu", build.options.activation or "relu")
+    return (f"{name}_conv", conv), *build.norm_act(f"{name}_", f"{name}_relu", build.activation)
 
 
 def _projection(unit: UnitSpec, channels: int, build: BuildOptions) -> Chain:
@@ -202,7 +202,7 @@ def _imagenet_stem(deep: bool, build: BuildOptions) -> tuple[Named, ...]:
     The reference pads the pool with zeros, which is equivalent to ignoring padding as the relu leaves no negatives.
     """
     conv = Conv(channels=64, kernel=7, stride=2, padding=build.padding(7, symmetric=True), initial=GLOROT_UNIFORM)
-    layers = (("conv", conv), *build.norm_act("", "relu", build.options.activation or "relu"))
+    layers = (("conv", conv), *build.norm_act("", "relu", build.activation))
     if deep:
         convs = enumerate((build.conv(32, stride=2), build.conv(32), build.conv(64)), start=1)
         layers = tuple(layer for number, conv in convs for layer in conv_norm_relu(str(number), conv, build))
@@ -211,7 +211,7 @@ def _imagenet_stem(deep: bool, build: BuildOptions) -> tuple[Named, ...]:
 
 
 def _cifar_stem(width: int, build: BuildOptions) -> tuple[Named, ...]:
-    return (("conv1", Chain((("conv", build.conv(width)), *build.norm_act("", "relu", build.options.activation or "relu")))),)
+    return (("conv1", Chain((("conv", build.conv(width)), *build.norm_act("", "relu", build.activation)))),)
 
 
 def _table() -> dict[str, ResNet]:

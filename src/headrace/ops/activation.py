@@ -56,7 +56,7 @@ def mish(x: Array) -> Array:
 
 
 def _mish_gate(x: Array) -> Array:
-    """Return tanh(log(1 + e^x)) as a quotient: (e^2x + 2 e^x) / (e^2x + 2 e^x + 2), which is 1 to rounding from 20 on."""
+    """Return tanh(log(1 + e^x)) as a quotient with e^x (e^x + 2) on top, which is 1 to rounding from 20 on."""
     e = jnp.exp(jnp.minimum(x, 20))
     return e * (e + 2) / (e * (e + 2) + 2)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from headrace.config.field import CHOSEN, Origin
 from headrace.config.layers import Given
@@ -23,7 +22,7 @@ from headrace.data.sets.samples import first_samples
 from headrace.engine.compiler import decide
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
-from headrace.engine.optimizer import make_optimizer
+from headrace.engine.optimizer import Update, make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
@@ -106,7 +105,7 @@ class Design:
     plan: Plan
     precision: Precision
     lr_curve: Callable[[Any], Any]
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: Update
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
     custom: CustomParts = NOTHING

@@ -206,7 +206,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         cpu_kernels=config.compiler.cpu_kernels,
         histograms=config.logging.histograms,
         compiler_options=tuple(compiler_options(design.compiler).items()),
-        update_kind=update_kinds(config.learning, design.trainable.rate_factors),
+        update_kind=update_kinds(design.optimizer),
     )
 
 
