@@ -118,7 +118,7 @@ def tiny_pipeline(mapping: list[int], num_micros: int = 64, num_steps: int = 20)
     pipe = pipeline(
         [Stage(lambda p, x: x * p, 1.0) for _ in mapping],
         num_micros,
-        optimizer_function=lambda y: OptimizerOutput(optax.sgd(0.0), y),
+        optimizer_function=lambda y: OptimizerOutput(optax.sgd(0.0), y, apart=True),
         inputs=[1.0],
         outfeed=Outfeed(mode="LAST"),
         device_mapping=mapping,

@@ -75,7 +75,7 @@ def train(stages, device_mapping):
     pipe = pipeline(
         stages,
         NUM_MICROS,
-        optimizer_function=lambda loss: OptimizerOutput(optax.sgd(0.05), loss),
+        optimizer_function=lambda loss: OptimizerOutput(optax.sgd(0.05), loss, apart=True),
         device_mapping=device_mapping,
         pipeline_schedule="Interleaved",
         infeed=Infeed(data, repeat=True),

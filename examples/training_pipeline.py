@@ -53,8 +53,11 @@ def last(params, x, labels, rate):
 
 
 def optimizer_function(loss, _num_right, rate):
-    """Say how to train: the optimizer is made from the rate that came through the stages."""
-    return OptimizerOutput(optax.adam, loss, arguments=(rate,))
+    """Say how to train: the optimizer is made from the rate that came through the stages.
+
+    Adam treats every weight by itself, so each stage may update its own (apart).
+    """
+    return OptimizerOutput(optax.adam, loss, arguments=(rate,), apart=True)
 
 
 def weights(key, shape):

@@ -21,10 +21,14 @@ DATA = [
 ]
 
 # Updates of each stage by itself, of both together on the first device, and cut over the replicas.
-CASES: dict[str, tuple[optax.GradientTransformation, dict[str, Any]]] = {
-    "adam": (optax.adam(0.05), {}),
-    "clipped": (optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)), {"pipeline_schedule": "interleaved"}),
-    "sharded": (optax.adam(0.05), {"replicated_optimizer_state_sharding": True}),
+CASES: dict[str, tuple[optax.GradientTransformation, bool, dict[str, Any]]] = {
+    "adam": (optax.adam(0.05), True, {}),
+    "clipped": (
+        optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
+        False,
+        {"pipeline_schedule": "interleaved"},
+    ),
+    "sharded": (optax.adam(0.05), True, {"replicated_optimizer_state_sharding": True}),
 }
 
 
@@ -46,12 +50,12 @@ def last(params: Any, h: Any, y: Any) -> Any:
 
 def train(case: str, process: int = 0, num_processes: int = 1) -> dict[str, np.ndarray]:
     """Train in two calls; return weights, state, and the losses of this process's replicas."""
-    optimizer, options = CASES[case]
+    optimizer, apart, options = CASES[case]
     outfeed = Outfeed()
     pipe = pipeline(
         [Stage(first, WEIGHTS[0], state=np.float32(0)), Stage(last, WEIGHTS[1])],
         MICROS,
-        optimizer_function=lambda loss: OptimizerOutput(optimizer, loss),
+        optimizer_function=lambda loss: OptimizerOutput(optimizer, loss, apart=apart),
         infeed=Infeed(elements(process, num_processes)),
         outfeed=outfeed,
         repeat_count=STEPS,

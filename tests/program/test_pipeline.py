@@ -8,8 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
-from headrace import Infeed, OptimizerOutput, Outfeed, Stage, loops, pipeline, recomputation_checkpoint
+from headrace import (
+    Infeed,
+    OptimizerOutput,
+    Outfeed,
+    Stage,
+    cross_replica,
+    loops,
+    pipeline,
+    recomputation_checkpoint,
+)
 from headrace.engine.visible import Visible, count_replicas
 from headrace.program import pipeline as pipeline_module
 
@@ -50,7 +60,7 @@ CONCURRENT = [Stage(s0, FIRST), [Stage(s1a, W1A), Stage(s1b, W1B)], Stage(s2_joi
 
 
 def momentum(loss):
-    return OptimizerOutput(optax.sgd(RATE, momentum=0.9), loss)
+    return OptimizerOutput(optax.sgd(RATE, momentum=0.9), loss, apart=True)
 
 
 def composed(params, x, y):
@@ -62,9 +72,31 @@ def composed(params, x, y):
 GRADIENT = jax.jit(jax.value_and_grad(composed))
 
 
+def clipped(gradient, limit):
+    norm = np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(gradient)))
+    return jax.tree.map(lambda g: g * min(1, limit / norm), gradient)
+
+
+def hidden(optimizer):
+    """Return the optimizer inside a loop of one turn and a branch."""
+
+    def update(updates, state, params=None):
+        del params
+
+        def turn(carry, _):
+            return lax.cond(True, lambda: optimizer.update(updates, carry[1]), lambda: carry), None
+
+        return lax.scan(turn, (jax.tree.map(jnp.zeros_like, updates), state), None, 1)[0]
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
 @lru_cache
-def plain_training(count, replicas=1, steps=2, mean=False, clip=None):
-    """Return the weights after steps of momentum by hand, on one device, with gradients of single micro batches."""
+def plain_training(count, replicas=1, steps=2, mean=False, clip=None, apart=False):
+    """Return the weights after steps of momentum by hand, on one device, with gradients of single micro batches.
+
+    `clip` is the largest norm of all gradients together, or of each stage's.
+    """
     params = [FIRST, [W1A, W1B], W2]
     trace = jax.tree.map(np.zeros_like, params)
     losses = []
@@ -75,8 +107,7 @@ def plain_training(count, replicas=1, steps=2, mean=False, clip=None):
         scale = 1 / (replicas * (count if mean else 1))
         gradient = jax.tree.map(lambda *gs, scale=scale: scale * sum(gs), *(g for _, g in results))
         if clip is not None:
-            norm = np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(gradient)))
-            gradient = jax.tree.map(lambda g, norm=norm: g * min(1, clip / norm), gradient)
+            gradient = [clipped(part, clip) for part in gradient] if apart else clipped(gradient, clip)
         trace = jax.tree.map(lambda t, g: 0.9 * t + g, trace, gradient)
         params = jax.tree.map(lambda p, t: p - RATE * t, params, trace)
     return jax.tree.leaves(params), losses
@@ -182,15 +213,41 @@ def test_the_optimizers_state_can_be_cut_over_replicas():
     assert all(shard.data.size == leaf.size // 2 for leaf in cut for shard in leaf.addressable_shards)
 
 
-def test_an_optimizer_that_looks_at_all_gradients_sees_all():
-    """Clipping by the global norm is not clipping stage by stage."""
-    wanted, _ = plain_training(4, clip=0.05)
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(RATE, momentum=0.9))
 
-    def clipped(loss):
-        return OptimizerOutput(optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(RATE, momentum=0.9)), loss)
 
-    found, _, _ = train(THREE, 4, optimizer_function=clipped)
+@pytest.mark.parametrize(
+    ("optimizer", "replicas"),
+    [(CLIPPED, 1), (cross_replica(CLIPPED), 1), (cross_replica(CLIPPED), 2), (hidden(CLIPPED), 1)],
+    ids=["plain", "cross_replica", "cross_replica of two", "inside a loop and a branch"],
+)
+def test_an_optimizer_that_looks_at_all_gradients_sees_all(optimizer, replicas):
+    """Clipping by the global norm is not clipping stage by stage, whatever it is wrapped in."""
+    wanted, _ = plain_training(4, replicas, clip=0.05)
+    found, _, _ = train(THREE, 4, optimizer_function=lambda loss: OptimizerOutput(optimizer, loss), replicas=replicas)
     assert_close(found, wanted)
+
+
+def test_apart_means_that_every_stage_clips_by_its_own_norm():
+    wanted, _ = plain_training(4, clip=0.05, apart=True)
+    found, _, _ = train(THREE, 4, optimizer_function=lambda loss: OptimizerOutput(CLIPPED, loss, apart=True))
+    assert_close(found, wanted)
+
+
+def test_weights_updated_apart_stay_on_their_devices_and_are_those_of_together():
+    def run(apart):
+        finish = lambda loss: OptimizerOutput(optax.adam(0.01), loss, apart=apart)  # noqa: E731
+        pipe = pipeline(THREE, 4, optimizer_function=finish, infeed=Infeed(DATA), outfeed=Outfeed(), repeat_count=2)
+        state = pipe(pipe.init())
+        used = [
+            {device.id for leaf in jax.tree.leaves(slots) for device in leaf.devices()} for slots in state.optimizer
+        ]
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)], used
+
+    (apart, devices), (together, one) = run(True), run(False)
+    assert_close(apart, together, 1e-6)
+    assert devices == [{0}, {1}, {2}]
+    assert one == [{0}]
 
 
 def test_a_rate_that_comes_through_the_stages_and_changes_from_run_to_run():

@@ -120,6 +120,10 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
             {"optimizer_function": lambda x: OptimizerOutput(optax.sgd(0.1), "loss")},
             "loss of the pipeline is of type str",
         ),
+        (
+            {"optimizer_function": lambda x: OptimizerOutput(optax.sgd(0.1), x, apart="no")},  # pyright: ignore[reportArgumentType]
+            "apart is 'no'.*True.*False",
+        ),
         ({"optimizer_function": lambda x: OptimizerOutput(optax.sgd(0.1), x[None])}, r"float32\[1\].*mean"),
         ({"optimizer_function": lambda x: OptimizerOutput(optax.sgd(0.1), jnp.int32(x))}, r"loss.*int32\[\]"),
         ({"optimizer_function": lambda x: OptimizerOutput(optax.sgd(x), x)}, r"holds values.*arguments=\(rate,\)"),
@@ -176,3 +180,18 @@ def test_runs_refuse_what_does_not_fit():
 def test_a_pipeline_is_not_part_of_another_program():
     with pytest.raises(HeadraceError, match="outside jit"):
         jax.jit(lambda x: pipeline([lambda x: x, lambda x: x], 1, inputs=[x], outfeed=Outfeed()))(1.0)
+
+
+def test_an_optimizer_that_takes_one_stage_only_is_told_of_apart():
+    """Its error comes before anything runs, and says what it was called with."""
+
+    def update(updates, state, params=None):
+        del params
+        (gradient,) = jax.tree.leaves(updates)
+        return jax.tree.map(lambda _: -0.1 * gradient, updates), state
+
+    one = optax.GradientTransformation(lambda params: (), update)
+    with pytest.raises(ValueError, match="too many values") as caught:
+        make(optimizer_function=lambda loss: OptimizerOutput(one, loss))
+    assert any("of all stages together; OptimizerOutput(..., apart=True)" in note for note in caught.value.__notes__)
+    make(optimizer_function=lambda loss: OptimizerOutput(one, loss, apart=True))

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType, accumulator_dtype, check_accumulator, empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
@@ -165,9 +165,6 @@ def as_row(values: Sequence[object]) -> PyTree:
 
 
 # The specification of a pipeline: a request, checked and traced through all stages before anything runs.
-#
-# Most optimizers treat every weight by itself, so each stage is updated on its device. One that combines all gradients
-# (clipping by the global norm, skipping a step that is not finite) must get them together.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +185,7 @@ class Ending:
     loss: Structure
     arguments: Structure
     finish: Callable[..., OptimizerOutput]  # the user's optimizer function
+    apart: bool  # every stage's weights are updated by themselves
 
     def blank_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer for arguments of zeros, to see what it does with weights."""
@@ -347,9 +345,13 @@ def _trace_loss(request: Request, work: Work, nodes: dict[Node, TracedNode]) -> 
     loss, arguments = map(structure_of, jax.eval_shape(_everywhere(run, mesh), outputs))
     chosen = found[-1].optimizer
     ending = Ending(
-        optimizer=chosen if found[-1].arguments else lambda: chosen, loss=loss, arguments=arguments, finish=function
+        optimizer=chosen if found[-1].arguments else lambda: chosen,
+        loss=loss,
+        arguments=arguments,
+        finish=function,
+        apart=found[-1].apart,
     )
-    _check_optimizer(ending, mesh, nodes)
+    _check_optimizer(ending, mesh, nodes, request.gradient_accumulation_dtype)
     return ending
 
 
@@ -371,6 +373,11 @@ def check_output(result: object) -> OptimizerOutput:
             f"The optimizer of the pipeline is of type {type(result.optimizer).__name__}.",
             rule="It is an optax transformation; with arguments, a function of them that returns one.",
         )
+    if not isinstance(result.apart, bool):
+        raise ConfigError(
+            f"apart is {result.apart!r}.",
+            rule="It is True (every stage updates its own weights) or False (all weights are updated together).",
+        )
     try:
         loss = jnp.asarray(result.loss)
     except TypeError:
@@ -386,11 +393,14 @@ def check_output(result: object) -> OptimizerOutput:
     return result
 
 
-def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) -> None:
-    # One stage's weights are enough to see what the optimizer makes of weights.
-    params = next((node.function.params for node in nodes.values() if jax.tree.leaves(node.function.params)), {})
+def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode], dtype: AccumulatorType) -> None:
+    weights = {node.function.weights: node.function.params for node in nodes.values()}
+    params = {key: tree for key, tree in sorted(weights.items()) if jax.tree.leaves(tree)}
+    # As the update will call it: sums and weights of 16 bits are widened.
+    gradients = jax.eval_shape(lambda: widened(empty_sums(params, dtype, "gradient_accumulation_dtype")))
+    params = jax.eval_shape(lambda: widened(jax.tree.map(jnp.asarray, params)))
 
-    def once(params: PyTree, arguments: PyTree) -> PyTree:
+    def once(gradients: PyTree, params: PyTree, arguments: PyTree) -> PyTree:
         made = ending.optimizer(*arguments)
         if not isinstance(made, optax.GradientTransformation):
             raise ConfigError(
@@ -398,13 +408,27 @@ def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) 
                 rule="It returns an optax transformation.",
             )
         state = made.init(params)
-        return made.update(params, state, params)
+        return made.update(gradients, state, params)
 
-    closed, result = jax.make_jaxpr(_everywhere(once, mesh), return_shape=True)(params, ending.arguments.shapes())
+    for group in _grouped(list(params), ending.apart) or [()]:
+        given = [{key: tree[key] for key in group} for tree in (gradients, params)]
+        try:
+            traced = jax.make_jaxpr(_everywhere(once, mesh), return_shape=True)(*given, ending.arguments.shapes())
+        except HeadraceError:
+            raise
+        except Exception as error:
+            whose = "the weights of one stage" if ending.apart else "the weights of all stages together"
+            other = "" if ending.apart else "; OptimizerOutput(..., apart=True) gives it those of one stage at a time"
+            error.add_note(f"while tracing the optimizer of the pipeline with {whose}{other}")
+            raise
+        _check_traced(*traced)
+
+
+def _check_traced(closed: ClosedJaxpr, result: PyTree) -> None:
     if any(isinstance(value, Tracer) for value in closed.consts):
         raise ConfigError(
             "The optimizer holds values that came through the stages.",
-            rule="Every stage updates its weights on its device, so such values are passed as arguments.",
+            rule="It is applied at the end of a step, so such values are passed as arguments.",
             remedy="Write OptimizerOutput(optax.sgd, loss, arguments=(rate,)).",
         )
     if accumulates(result):
@@ -416,65 +440,13 @@ def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) 
 
 
 def update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
-    """Return which weights are updated together: each stage alone, or all if the optimizer combines them."""
+    """Return which weights are updated together: all, or those of each stage where the user says so."""
     if spec.ending is None:
         return []
-    params = {key: tree for key, tree in sorted(spec.params.items()) if jax.tree.leaves(tree)}
-    dtype = spec.request.gradient_accumulation_dtype
-    gradients = jax.eval_shape(lambda: widened(empty_sums(params, dtype, "gradient_accumulation_dtype")))
-    weights = jax.eval_shape(lambda: widened(jax.tree.map(jnp.asarray, params)))
-    if len(params) > 1 and mixes(spec.ending.blank_optimizer(), weights, gradients):
-        return [tuple(params)]
-    return [(key,) for key in params]
+    return _grouped([key for key, tree in sorted(spec.params.items()) if jax.tree.leaves(tree)], spec.ending.apart)
 
 
-# Which weights an optimizer may update independently: found from its jaxpr, so that any optimizer works
-
-
-# Operations that only call a function; for all others every result is assumed to need every input.
-CALLS = ("jit", "pjit")
-
-
-def mixes(optimizer: Any, params: dict[int, Any], sums: dict[int, Any]) -> bool:
-    """Say whether the update of one entry of `params` depends on the gradients or weights of another."""
-    try:
-        state = jax.eval_shape(optimizer.init, params)
-        closed, (updates, _) = jax.make_jaxpr(lambda g, s, p: _flat_last(optimizer.update(g, s, p)), return_shape=True)(
-            sums, state, params
-        )
-    except Exception:
-        return False  # it cannot take all weights at once, so it must be meant for those of one stage
-    tags = [
-        *(frozenset({key}) for key in sums for _ in jax.tree.leaves(sums[key])),
-        *(frozenset() for _ in jax.tree.leaves(state)),
-        *(frozenset({key}) for key in params for _ in jax.tree.leaves(params[key])),
-    ]
-    found = _follow(closed, tags)
-    keys = [key for key in sorted(updates) for _ in jax.tree.leaves(updates[key])]
-    apart = all(tag <= {key} for tag, key in zip(found, keys, strict=False))
-    return not apart or any(len(tag) > 1 for tag in found)
-
-
-def _flat_last(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-    updates, state = result
-    return updates, jax.tree.leaves(state)
-
-
-def _follow(closed: ClosedJaxpr, tags: list[frozenset[int]]) -> list[frozenset[int]]:
-    """Return, for each output, the tags of the inputs it depends on."""
-    jaxpr = closed.jaxpr
-    known: dict[Any, frozenset[int]] = dict(zip(jaxpr.invars, tags, strict=True))
-
-    def tag_of(variable: object) -> frozenset[int]:
-        return frozenset() if isinstance(variable, Literal) else known.get(variable, frozenset())
-
-    for equation in jaxpr.eqns:
-        given = [tag_of(variable) for variable in equation.invars]
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name in CALLS and isinstance(inner, ClosedJaxpr):
-            results = _follow(inner, given)
-        else:
-            together = frozenset().union(*given)
-            results = [together] * len(equation.outvars)
-        known.update(zip(equation.outvars, results, strict=False))
-    return [tag_of(variable) for variable in jaxpr.outvars]
+def _grouped(keys: list[int], apart: bool) -> list[tuple[int, ...]]:
+    # Together unless the user says otherwise: whether an optimizer combines gradients (a global norm, a step skipped
+    # because one is not finite) cannot be read from a function, and updating such a one apart is wrong in silence.
+    return [(key,) for key in keys] if apart or not keys else [tuple(keys)]

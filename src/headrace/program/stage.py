@@ -35,11 +35,16 @@ class OptimizerOutput:
 
     With `arguments`, values of the run such as a learning rate that came through the stages, `optimizer` is a function
     of them that returns the optax optimizer: OptimizerOutput(optax.sgd, loss, arguments=(rate,)).
+
+    The optimizer gets the weights and gradients of all stages together, on the first stage's device. With `apart` every
+    stage's are updated by themselves, on its own device: for an optimizer that treats each tensor by itself, as SGD and
+    Adam do, that is the same update without sending anything; clipping by a norm would clip each stage by its own.
     """
 
     optimizer: Any
     loss: Any
     arguments: tuple[Any, ...] = ()
+    apart: bool = False
 
 
 @dataclass(frozen=True)
