@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     )
     resolved = replace(resolved, notes=(*resolved.notes, *idle))
     if args.json:
-        _print_json(design, rows, (*resolved.warnings, *resolved.notes))
+        _print_json(design, rows, (*resolved.warnings, *design.info.remarks, *resolved.notes))
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         given = "Both a run and --weights are given" if args.path else "No run and no weights are named"
         raise ConfigError(f"{given}.", remedy="Name a run or a checkpoint, or give --weights NAME.")
     options = _with_folder(args.folder, parsed.options)
-    from headrace.data.sets.folder import HELD_OUT
+    from headrace.data.sets.held_out import HELD_OUT
     from headrace.job import current_group, join_job
     from headrace.run.validation import ALL, BEST, LAST, validate
 

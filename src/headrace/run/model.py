@@ -314,12 +314,15 @@ class Model:
         options = {name: value for name, value in options.items() if name != "validation_split"}
         if fraction is not None and validation_data is not None:
             raise ConfigError("validation_split is given beside validation_data.", remedy="Leave one of them out.")
+        source, remarks = array_source(images, labels, spec), ()
         if fraction is not None:
-            (images, labels), validation_data = held_out(images, labels, fraction)
-        source = array_source(images, labels, spec)
+            names = spec.class_names or numbered_classes(spec.num_classes)
+            (images, labels), validation_data, remarks = held_out(images, labels, fraction, names)
+            source = array_source(images, labels, spec)
         held = array_source(*image_pair(validation_data), spec, "validation ") if validation_data is not None else None
         resolved = self._resolve(options | validation_option(options, validation_data is not None), by_code=True)
         dataset = array_dataset(resolved.config.data, spec, source, held)
+        dataset = replace(dataset, info=replace(dataset.info, remarks=remarks))
         return resolved, CustomParts(network=self._code_network, dataset=dataset)
 
     def evaluate(

@@ -20,7 +20,8 @@ from headrace.data.decoding.resize import uncropped_side
 from headrace.data.sets.arrays import ImageSpec, check_class_names
 from headrace.data.sets.catalog import usual_statistics
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.folder import TRAIN_NAMES, held_out_mask, list_classes, split_folder
+from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
+from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.samples import ArraySource, FileSamples, Source
 from headrace.model.context import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
@@ -374,14 +375,18 @@ def image_paths(images: Any) -> Sequence[Path] | None:
     return [Path(one).expanduser() for one in each]
 
 
-def held_out(images: object, labels: object, fraction: object) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return (images, labels) of training and of validation: a fraction of each class, always the same images."""
+def held_out(
+    images: object, labels: object, fraction: object, class_names: tuple[str, ...]
+) -> tuple[tuple[Any, Any], tuple[Any, Any], tuple[str, ...]]:
+    """Return (images, labels) of training and of validation, a fraction of each class, and remarks on the split."""
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
     images, labels = np.asarray(images), np.asarray(labels)
     # By position, not by seed: every fit on these arrays validates on the same images.
-    mask = held_out_mask(tuple(map(str, range(len(labels)))), labels, float(fraction))
-    return (images[~mask], labels[~mask]), (images[mask], labels[mask])
+    names = tuple(map(str, range(len(labels))))
+    found = hold_out(names, labels, float(fraction), class_names, "The data", "validation_data")
+    mask = found.mask
+    return (images[~mask], labels[~mask]), (images[mask], labels[mask]), found.remarks
 
 
 def validation_folder(data: object) -> dict[str, Any]:

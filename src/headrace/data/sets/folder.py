@@ -11,10 +11,10 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import is_directory
-from headrace.core.rng import bits, name_id
 from headrace.core.units import format_list
 from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
 from headrace.data.sets.file_problem import Skipped, SkippedFiles
+from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.samples import FileSamples
 
 # Class folders: a folder of images for each class, with or without folders for the two splits above them.
@@ -53,6 +53,7 @@ class ClassFolders:
     validation: FileSamples
     split_by: str  # how they were separated
     skipped: tuple[Skipped, ...] = ()
+    remarks: tuple[str, ...] = ()  # on the classes and the split
 
 
 def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -122,6 +123,7 @@ def read_folders(root: Path, validation_split: float, elsewhere: Path | None = N
         validation=_samples(validation, np.arange(len(validation.files))),
         split_by=f"{train_root.name} and {validation_root.name}",
         skipped=train.skipped + validation.skipped,
+        remarks=never_validated(train.class_names, validation.labels),
     )
 
 
@@ -223,46 +225,16 @@ def _because(skipped: SkippedFiles) -> str:
 
 
 def _split(whole: Listing, fraction: float) -> ClassFolders:
-    held_out = held_out_mask(whole.files, whole.labels, fraction)
-    if not held_out.any():
-        raise DataError(
-            f"{whole.root} has no validation folder, and --validation-split {fraction:g} holds nothing out.",
-            remedy=f"Add a folder named {' or '.join(VALIDATION_NAMES[:2])}, or raise --validation-split.",
-        )
+    part = f"a folder {VALIDATION_NAMES[0]} beside a folder {TRAIN_NAMES[0]}"
+    held_out = hold_out(whole.files, whole.labels, fraction, whole.class_names, str(whole.root), part)
     return ClassFolders(
         class_names=whole.class_names,
-        train=_samples(whole, np.flatnonzero(~held_out)),
-        validation=_samples(whole, np.flatnonzero(held_out)),
-        split_by=held_out_text(fraction),
+        train=_samples(whole, np.flatnonzero(~held_out.mask)),
+        validation=_samples(whole, np.flatnonzero(held_out.mask)),
+        split_by=held_out.text,
         skipped=whole.skipped,
+        remarks=held_out.remarks,
     )
-
-
-HELD_OUT = "each class held out"
-
-
-def held_out_text(fraction: float) -> str:
-    """Describe a split made by `held_out_mask`."""
-    return f"{fraction:.3g} of {HELD_OUT}, always the same images"
-
-
-def held_out_mask(files: tuple[str, ...], labels: np.ndarray, fraction: float) -> np.ndarray:
-    """Return which images are held out: that fraction of each class, chosen by name, independent of the seed.
-
-    An image's draw depends on its path alone, so adding images moves few others to the other split.
-    """
-    names = np.array([name_id(file) for file in files], np.uint32)
-    # Not by the run's seed: two runs with different seeds must be compared on the same held-out images.
-    draw = bits(name_id("validation split"), names)
-    # All classes at once: with a pass over all labels for each, a million images of 21,000 classes took 8.6 s, not 0.6.
-    order = np.lexsort((draw, labels))
-    _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    # At least one image of each class is validated, and at least one stays to train on.
-    counts = np.minimum(np.maximum(np.rint(fraction * sizes), fraction > 0), sizes - 1)
-    within = np.arange(len(files)) - np.repeat(first, sizes)
-    held_out = np.zeros(len(files), bool)
-    held_out[order[within < np.repeat(counts, sizes)]] = True
-    return held_out
 
 
 def _samples(listing: Listing, chosen: np.ndarray) -> FileSamples:
@@ -403,14 +375,10 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
     if held_out:
         mask = np.array([row.split == held_out for row in used])
         split_by = f"its column of splits: train and {held_out}"
+        remarks = never_validated(names, labels[mask])
     else:
-        mask = held_out_mask(tuple(row.path for row in used), labels, validation_split)
-        split_by = held_out_text(validation_split)
-    if not mask.any() or mask.all():
-        raise DataError(
-            f"{file} leaves no {'training' if mask.all() else 'validation'} images.",
-            remedy="Add a column split, or change --validation-split.",
-        )
+        part = hold_out([row.path for row in used], labels, validation_split, names, str(file), "a column split")
+        mask, split_by, remarks = part.mask, part.text, part.remarks
     absolute = any(row.path.startswith("/") for row in used)
     paths = [str(root / row.path) if absolute else row.path for row in used]
     train, validation = (
@@ -425,7 +393,12 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
         else []
     )
     return ClassFolders(
-        class_names=names, train=train, validation=validation, split_by=split_by, skipped=tuple(skipped)
+        class_names=names,
+        train=train,
+        validation=validation,
+        split_by=split_by,
+        skipped=tuple(skipped),
+        remarks=remarks,
     )
 
 

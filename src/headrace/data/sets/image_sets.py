@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError, nearest
-from headrace.core.units import format_bytes, format_list, parse_bytes
+from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec, WorkingSource
 from headrace.data.decoding.resize import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
@@ -18,12 +18,11 @@ from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import (
     ClassFolders,
     has_class_folders,
-    held_out_mask,
-    held_out_text,
     read_csv_set,
     read_folders,
     refuse_loose_images,
 )
+from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.indexed_samples import (
     Index,
     StoredSamples,
@@ -154,17 +153,8 @@ def _from_files(kind: str, path: Path, found: ClassFolders) -> ImageSet:
         train=found.train,
         validation=found.validation,
         split_by=found.split_by,
-        remarks=(*map(str, found.skipped), *_not_validated(found)),
+        remarks=(*map(str, found.skipped), *found.remarks),
     )
-
-
-def _not_validated(found: ClassFolders) -> tuple[str, ...]:
-    """Return a remark on classes that are trained and never validated, such as one with a single image."""
-    counts = np.bincount(found.validation.labels, minlength=len(found.class_names))
-    missing = [found.class_names[label] for label in np.flatnonzero(counts == 0)]
-    if not missing or not len(found.train):
-        return ()
-    return (f"{len(missing):,} of {len(counts):,} classes have no validation image: {format_list(missing, 3)}",)
 
 
 def _from_records(path: Path, data: Data) -> ImageSet:
@@ -207,12 +197,12 @@ def _from_parquet(path: Path, data: Data) -> ImageSet:
 
 
 def _from_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
-    train, validation, split_by = table.train, table.validation, "its two parts"
+    train, validation, split_by, remarks = table.train, table.validation, "its two parts", ()
     if validation is None:
         rows = tuple(map(str, range(len(train))))
-        held_out = held_out_mask(rows, train.labels, data.validation_split)
-        train, validation = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
-        split_by = held_out_text(data.validation_split)
+        held_out = hold_out(rows, train.labels, data.validation_split, table.class_names, str(path), table.add)
+        train, validation = train.take(np.flatnonzero(~held_out.mask)), train.take(np.flatnonzero(held_out.mask))
+        split_by, remarks = held_out.text, held_out.remarks
     slow = (
         f"The images do not fit --dataset-host-budget {data.dataset_host_budget}: a whole group of rows is decoded for "
         "each image. `headrace data pack` makes a file that is read faster."
@@ -224,7 +214,7 @@ def _from_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
         train=train,
         validation=validation,
         split_by=split_by,
-        remarks=(slow,) if table.slow else (),
+        remarks=(*remarks, slow) if table.slow else remarks,
     )
 
 
@@ -252,6 +242,7 @@ class _Reader:
 def _from_shards(path: Path, data: Data, reader: _Reader, files: list[Path], validation: list[Path]) -> ImageSet:
     """Return a set of shards; without validation shards, hold out a fraction of each class by file and offset."""
     index = reader.index(files or validation)
+    remarks = ()
     if not files:
         splits = reader.samples(validation, index.take(np.zeros(0, np.int64))), reader.samples(validation, index)
         split_by = f"{len(validation):,} validation shards alone"
@@ -263,10 +254,12 @@ def _from_shards(path: Path, data: Data, reader: _Reader, files: list[Path], val
     else:
         # Names of files, not paths: the split stays the same when the dataset is moved.
         names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
-        held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
-        parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
+        held_out = hold_out(
+            names, index.labels, data.validation_split, index.class_names, str(path), "shards of validation images"
+        )
+        parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out.mask, held_out.mask))
         splits = tuple(reader.samples(files, part) for part in parts)
-        split_by = held_out_text(data.validation_split)
+        split_by, remarks = held_out.text, held_out.remarks
     return ImageSet(
         kind=reader.kind,
         place=str(path),
@@ -274,7 +267,7 @@ def _from_shards(path: Path, data: Data, reader: _Reader, files: list[Path], val
         train=splits[0],
         validation=splits[1],
         split_by=split_by,
-        remarks=empty_classes(index) if files else (),
+        remarks=(*empty_classes(index), *remarks) if files else (),
     )
 
 

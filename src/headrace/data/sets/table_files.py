@@ -49,6 +49,7 @@ class TableSet:
     class_names: tuple[str, ...]
     train: "PixelSamples | TableSamples"
     validation: Samples | None
+    add: str  # what to add so that there is one
     slow: bool = False  # reading in random order decodes a group of rows for each image
 
 
@@ -115,6 +116,7 @@ def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
         class_names=_class_names(path, names, [labels for _, labels in parts]),
         train=PixelSamples(f"{path}: {train[0]}", *parts[0]),
         validation=held_out,
+        add="arrays val_images and val_labels",
     )
 
 
@@ -271,6 +273,7 @@ def read_parquet_set(path: Path, budget: int) -> TableSet:
         class_names=_class_names(path, parts[0][1], [part.labels for part, _, _ in parts]),
         train=parts[0][0],
         validation=parts[1][0] if held_out else None,
+        add="a file named NAME-validation.parquet",
         slow=any(slow for _, _, slow in parts),
     )
 
