@@ -74,6 +74,12 @@ def test_a_checkpoint_counts_once_with_its_better_weights() -> None:
     assert rank(entries, ScoredCheckpoint(score=0.81, name="a"), 2) == entries
 
 
+@pytest.mark.parametrize(("first", "second"), [("raw", "ema"), ("ema", "raw")])
+def test_of_equal_weights_those_that_were_scored_first_stay(first: str, second: str) -> None:
+    entries = (ScoredCheckpoint(score=0.8, name="a", weights=first),)
+    assert rank(entries, ScoredCheckpoint(score=0.8, name="a", weights=second), 2) == entries
+
+
 def test_best_says_when_there_is_a_new_best_and_survives_a_new_process(tmp_path: Path) -> None:
     best = BestCheckpoints(tmp_path / "checkpoints", 2)
     assert best.add(0.5, "step_00000001")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -244,6 +245,15 @@ def test_a_replacement_cut_between_its_two_renames_keeps_the_old_one(saved: Path
     save(saved.parent, saved.name, some_arrays(3), FACTS)
     assert not old.exists()
     assert_same(load(saved)[0], some_arrays(3))
+
+
+def test_what_a_replacement_left_is_no_second_checkpoint(saved: Path) -> None:
+    """A crash after the second rename leaves the old one beside the new one."""
+    newer = save(saved.parent, checkpoint_name(900), some_arrays(9), {"step": 900})
+    for path in (saved, newer):
+        shutil.copytree(path, path.with_name(f".old-{path.name}"))
+    assert list_checkpoints(saved.parent) == [saved, newer]
+    assert newest_good(saved.parent) == (newer, [])
 
 
 def test_a_type_that_no_checkpoint_holds_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -206,6 +206,19 @@ def test_strengths_vary_and_operations_are_left_out() -> None:
     assert how(std=30.0, magnitude=29).levels[-1] == 1
 
 
+def test_operations_are_left_out_without_a_spread_too() -> None:
+    spec, index = how("invert", probability=0.7), np.arange(20_000, dtype=np.int32)
+    number, which = choices(index, 2, spec, 0)
+    assert (number == 1).mean() == pytest.approx(0.3, abs=0.02)
+    assert set(which // 2) == {0}  # the one level
+    images = random_images(40)
+    changed = change_colors(images.astype(np.float32), index[:40], 2, spec)
+    left_out = number[:40] == 1
+    assert left_out.any()
+    assert (changed[left_out] == images[left_out]).all()
+    assert (changed[~left_out] == 255 - images[~left_out]).all()
+
+
 def test_operations_are_chosen_evenly() -> None:
     number, negative = choices(np.arange(28_000), 0, how(), 0)
     counts = np.bincount(number, minlength=14)

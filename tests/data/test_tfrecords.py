@@ -112,6 +112,20 @@ def test_lists_that_are_not_packed_are_read() -> None:
     assert read_example(b"\x0a" + bytes([len(body)]) + body, ["label", "half"]) == {"label": [5, 6], "half": [0.5]}
 
 
+@pytest.mark.parametrize("number", [-(2**63), -1, 0, 2**63 - 1])
+def test_whole_numbers_of_64_bits_are_read(number: int) -> None:
+    """Protocol buffers write a negative number as 2^64 more, seven bits a byte, the lowest first."""
+    rest, code = number % 2**64, b""
+    while rest >= 128:
+        rest, code = rest // 128, code + bytes([rest % 128 + 128])
+    code += bytes([rest])
+    for values in (b"\x08" + code, b"\x0a" + bytes([len(code)]) + code):  # alone, and in a packed list
+        listed = b"\x1a" + bytes([len(values)]) + values
+        entry = b"\x0a\x01n\x12" + bytes([len(listed)]) + listed
+        body = b"\x0a" + bytes([len(entry)]) + entry
+        assert read_example(b"\x0a" + bytes([len(body)]) + body, ["n"]) == {"n": [number]}
+
+
 def test_damaged_messages_are_refused_or_read() -> None:
     message, rng = write_example(EXAMPLE), random.Random(1)
     refused = 0

@@ -41,9 +41,9 @@ def test_fewer_devices_accumulate_more():
     assert {n: row.gradient_accumulation_count for n, row in rows.items()} == {4: 1024, 8: 512, 16: 256}
 
 
-@pytest.mark.parametrize("num_devices", [0, 2, 30])
-def test_devices_that_replicas_do_not_fill_are_refused(num_devices):
-    with pytest.raises(ConfigError, match=f"--num-devices {num_devices} with replicas of 4"):
+@pytest.mark.parametrize(("num_devices", "near"), [(0, "4"), (2, "4"), (30, "28 or 32")])
+def test_devices_that_replicas_do_not_fill_are_refused(num_devices, near):
+    with pytest.raises(ConfigError, match=f"--num-devices {num_devices} with replicas of 4.*Give {near}, or other"):
         rows_of(num_devices)
 
 

@@ -3,11 +3,12 @@
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.core.errors import RunStopped
 from headrace.engine.devices import CompileCounts
-from headrace.telemetry.metric_totals import CallReader, Measured, verdict
+from headrace.telemetry.metric_totals import CallReader, Measured, Unlogged, verdict
 
 
 def judged(**changes: Any) -> str:
@@ -126,6 +127,22 @@ def test_a_cache_that_was_used_is_not_recommended() -> None:
         said = judged(compile_seconds=10.0, wall_seconds=20.0, programs=counts)
         assert advice in said
         assert "--compilation-cache-dir" not in said
+
+
+def test_a_step_that_is_left_out_enters_no_sum() -> None:
+    """With --nan-policy skip the record of a call is the mean of its good steps: here of the first and the last."""
+    rows = {
+        "loss": [4.0, np.nan, np.inf, 2.0],
+        "top1": [3.0, 8.0, 8.0, 1.0],
+        "top5": [4.0, 8.0, 8.0, 2.0],
+        "count": [8.0, 8.0, 8.0, 8.0],
+        "skipped": [0.0, 1.0, 1.0, 0.0],
+        "metric/mine": [1.0, np.nan, 5.0, 7.0],
+    }
+    found = Unlogged().add({key: np.array(values, np.float32) for key, values in rows.items()}, 0.0)
+    assert (found.loss, found.top1, found.top5, found.count, found.skipped) == (6, 4, 6, 16, 2)
+    assert found.mean(found.loss) == 6 / 16
+    assert found.metric_means() == {"mine": 8 / 16}
 
 
 def test_nothing_is_read_behind_a_call_that_failed() -> None:

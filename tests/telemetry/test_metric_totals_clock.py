@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from contextlib import closing
+from itertools import combinations
 
 import pytest
 
@@ -57,6 +58,21 @@ def test_every_moment_counts_once_and_the_device_comes_first() -> None:
     assert timeline.split(112, 121) == dict.fromkeys(KINDS, 0) | {"train": 1, "wait_validation": 7, "validate": 1}
     timeline.settle(121.5)
     assert kept(timeline) == wanted
+
+
+ORDER = ("train", "validate", "wait", "wait_validation", "save", "compile", "start")
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(ORDER, 2)))
+def test_of_two_kinds_at_once_the_one_that_costs_counts(first: str, second: str) -> None:
+    """What the device computes hides what the host does meanwhile, and training hides validation."""
+    for kinds in ((first, second), (second, first)):
+        hand = Hand()
+        timeline = Timeline(now=hand)
+        for kind in kinds:
+            timeline.add(kind, 100, 103)
+        hand.time = 103
+        assert kept(timeline) == {first: 3}
 
 
 def test_an_open_measurement_counts_up_to_now_and_is_not_settled() -> None:

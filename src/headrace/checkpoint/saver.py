@@ -36,8 +36,8 @@ class ScoredCheckpoint:
 def rank(entries: tuple[ScoredCheckpoint, ...], new: ScoredCheckpoint, keep_best: int) -> tuple[ScoredCheckpoint, ...]:
     """Return the `keep_best` best checkpoints, best first.
 
-    A checkpoint counts once, with its better weights; of equal scores the earlier one stays ahead; a score that is not
-    a number is never among the best.
+    A checkpoint counts once, with its better weights, or with those scored first where they are equal; of equal scores
+    the earlier checkpoint stays ahead; a score that is not a number is never among the best.
     """
     best: dict[str, ScoredCheckpoint] = {}
     for entry in (*entries, new):
