@@ -124,11 +124,19 @@ def test_padding_counts_for_nothing_even_when_it_is_not_finite(batch):
     }
 
 
-def test_a_nan_is_never_a_hit():
-    logits = np.zeros((2, 8), np.float32)
-    logits[0, 3], logits[1, 0] = np.nan, np.nan
-    sums = classification_sums(jnp.asarray(logits), jnp.array([3, 3]))
-    assert (float(sums["top1"]), math.isnan(float(sums["loss"]))) == (0.0, True)
+@pytest.mark.parametrize("num_classes", [3, 5, 8])
+@pytest.mark.parametrize("logit", [0.0, 9.0, np.inf])
+def test_a_nan_is_never_a_hit(num_classes, logit):
+    """Whether the NaN is the label's or another's, whatever the label's logit, and of few classes too."""
+    logits = np.zeros((4, num_classes), np.float32)
+    logits[:, 2] = logit
+    logits[0, 2], logits[1, 0], logits[2] = np.nan, np.nan, np.nan
+    labels = jnp.array([2, 2, 2, 2])
+    sums = classification_sums(jnp.asarray(logits), labels)
+    found = float(sums["top1"]), float(sums["top5"]), math.isnan(float(sums["loss"]))
+    assert found == (float(logit > 0), 1.0, True)  # of the last row alone; of equal logits class 0 is the first
+    ranks = jax.jit(label_rank)(jnp.asarray(logits), labels)
+    assert ranks.tolist() == [num_classes] * 3 + [0 if logit > 0 else 2]
 
 
 def test_sums_add_up_over_micro_batches(batch):

@@ -113,14 +113,16 @@ def own_labels(labels: Labels) -> jax.Array:
 def label_rank(logits_NC: jax.Array, labels_N: jax.Array) -> jax.Array:
     """Return how many classes rank above the label: the greater logits and, of equal ones, those of lower index.
 
-    So `rank < k` is membership of a sort-based top k. A row with a NaN ranks its label last.
+    So `rank < k` is membership of a sort-based top k. In a row with a NaN all C classes do: it is in no top k.
     """
     class_NC = lax.broadcasted_iota(labels_N.dtype, logits_NC.shape, 1)
     label_N1 = labels_N[:, None]
-    true_N1 = jnp.sum(jnp.where(class_NC == label_N1, logits_NC, 0.0), axis=-1, keepdims=True)
+    # The label's logit; NaN where any of its row is.
+    named_NC = (class_NC == label_N1) | jnp.isnan(logits_NC)
+    true_N1 = jnp.sum(jnp.where(named_NC, logits_NC, 0.0), axis=-1, keepdims=True)
     # Comparisons in one fused pass instead of a sort or a top_k; the index decides between equal logits, as a stable
     # sort would.
-    above_NC = (logits_NC > true_N1) | ((logits_NC == true_N1) & (class_NC < label_N1)) | jnp.isnan(logits_NC)
+    above_NC = (logits_NC > true_N1) | ((logits_NC == true_N1) & (class_NC < label_N1))
     rank_N = jnp.sum(above_NC, axis=-1, dtype=jnp.int32)
     return jnp.where(jnp.isnan(true_N1[:, 0]), logits_NC.shape[1], rank_N)
 
@@ -132,7 +134,7 @@ def _weighted_sums(
     weights_N = jnp.ones(labels_N.shape, jnp.float32) if weights_N is None else weights_N.astype(jnp.float32)
     logits_NC = logits_NC.astype(jnp.float32)
     rank_N = label_rank(logits_NC, labels_N)
-    in_top_N = jnp.ones_like(weights_N) if num_classes < TOP else (rank_N < TOP).astype(jnp.float32)
+    in_top_N = (rank_N < min(TOP, num_classes)).astype(jnp.float32)
 
     def total(values_N: jax.Array) -> jax.Array:
         # a sample that does not count must not spread a NaN
