@@ -8,6 +8,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.engine.visible import Visible
+from headrace.job import ProcessGroup
 from headrace.reference.entrance import resolve
 from headrace.run import choices, design
 from headrace.run.choices import settle
@@ -56,6 +57,26 @@ def test_stages_take_devices_and_the_batch_has_to_divide(machine):
     uneven = settled(batch_size="32")
     assert uneven.config.batch.num_replicas == 4
     assert "2 of them unused: --batch-size 32 has to divide" in uneven.notes[0]
+
+
+@pytest.mark.parametrize(("platform", "replicas"), [("gpu", 16), ("cpu", 2)])
+def test_a_process_for_each_host_has_all_its_devices(machine, monkeypatch, platform, replicas):
+    """On Kubernetes and SkyPilot, where 7 of 8 GPUs had nothing to do; a CPU is one device."""
+    machine(platform, 8)
+    environ = {
+        "SKYPILOT_NODE_RANK": "0",
+        "SKYPILOT_NODE_IPS": "10.0.0.4 10.0.0.7",
+    }
+    resolved = resolve({}, "default", environ=environ)
+    assert resolved.config.batch.num_replicas is None
+    monkeypatch.setattr(design, "current_group", lambda: ProcessGroup(process=0, num_processes=2))
+    found = design.with_replicas(resolved)
+    assert found.config.batch.num_replicas == replicas
+    assert found.notes[-1].endswith("in each of 2 processes")
+    uneven = design.with_replicas(resolve({"batch-size": 48}, "default", environ=environ))
+    assert uneven.config.batch.num_replicas == (2 if platform == "cpu" else 16)
+    uneven = design.with_replicas(resolve({"batch-size": 36}, "default", environ=environ))
+    assert uneven.config.batch.num_replicas == (2 if platform == "cpu" else 12)
 
 
 def test_virtual_cpu_devices_are_counted_only_if_asked_for(machine):

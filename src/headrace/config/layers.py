@@ -184,7 +184,8 @@ def _replicas(place: ProcessInfo, written: Given | None) -> int | None:
     if place.num_replicas is not None:
         return place.num_replicas
     if written is None:
-        return place.num_processes or None  # one in each process
+        # One in each of the processes that share a host; one that has its host for itself may have many devices.
+        return place.num_processes if place.num_processes and place.num_local_processes != 1 else None
     if place.replicas_per_process and written.origin.kind != LAUNCHER:
         return written.value * place.num_processes
     return None

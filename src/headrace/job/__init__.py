@@ -13,6 +13,8 @@ if TYPE_CHECKING:
         check_consistency,
         check_devices_per_replica,
         current_group,
+        devices_of_this_process,
+        is_watched,
         join_job,
         report_lost_process,
         watch_progress,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _FILES = {
     "control": (
         *("ProcessGroup", "check_consistency", "check_devices_per_replica", "current_group"),
-        *("join_job", "report_lost_process", "watch_progress"),
+        *("devices_of_this_process", "is_watched", "join_job", "report_lost_process", "watch_progress"),
     ),
     "detect_launcher": ("ProcessInfo", "Restart", "detect_process_info", "detect_restart"),
     "launch_request": ("LAUNCH_OPTIONS", "LaunchRequest", "parse_launch_options"),

@@ -26,12 +26,13 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
 from headrace.core.files import parse_json
-from headrace.core.jax_private import CoordinationClient, coordination_client
+from headrace.core.jax_private import CoordinationClient, coordination_client, devices_are_started
 from headrace.core.tree import PyTree
 from headrace.job.detect_launcher import LAUNCHER_PID, Member, ProcessInfo, detect_process_info
 from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ProgressWatch, ending_message
 from headrace.job.local_processes import process_gpus, visible_gpus
 from headrace.job.rendezvous import rendezvous
+from headrace.job.unread_launchers import refuse_unread_launcher
 
 T = TypeVar("T")
 
@@ -186,11 +187,17 @@ def _pieces(rows: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
         yield [part for part in parts if part.size]
 
 
-@cache
 def current_group() -> ProcessGroup:
-    """Return the group that this process has joined; a process that joined none is alone."""
+    """Return the group that this process has joined; a process that joined none is alone, so far."""
+    return ProcessGroup() if coordination_client() is None else _joined_group()
+
+
+@cache
+def _joined_group() -> ProcessGroup:
+    """Return the one group of this process: it counts its messages."""
     found = coordination_client()
-    return ProcessGroup() if found is None else ProcessGroup(*found)
+    assert found is not None, "asked for only after joining"
+    return ProcessGroup(*found)
 
 
 # Compare values that must be equal in all processes of a job, before training starts.
@@ -249,6 +256,13 @@ REPORT_SECONDS = 3.0
 def join(info: ProcessInfo) -> ProcessInfo:
     """Join the job; return the info, completed by what only JAX could know. A second call does nothing."""
     if not info.is_alone and not jax.distributed.is_initialized():
+        if devices_are_started():
+            raise ConfigError(
+                f"{info.detected_by} says that this is process {info.process} of {info.num_processes}, but this "
+                "process has started its devices alone.",
+                rule="A process joins its job before anything uses JAX.",
+                remedy="Begin the program with `with headrace.join_job():`.",
+            )
         # XLA's built-in CPU collectives support a single process only. Other platforms ignore this setting.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         with suppress(AttributeError):  # not every version of JAX has it
@@ -272,6 +286,8 @@ def join_job(*, distributed: bool = False) -> Iterator[ProcessInfo | None]:
     An error inside the block ends all processes of the job, and an error in another process ends this one.
     """
     info = detect_process_info(os.environ, distributed=distributed)
+    if info is None and not jax.distributed.is_initialized():
+        refuse_unread_launcher(os.environ)
     info = None if info is None else join(info)
     monitor = current_monitor()
     if monitor is None:
@@ -315,6 +331,11 @@ def current_monitor() -> LivenessMonitor | None:
     return _job().monitor
 
 
+def is_watched() -> bool:
+    """Say whether Headrace monitors the processes of this job; else whoever connected JAX does, in its own way."""
+    return current_monitor() is not None
+
+
 def watch_progress() -> ProgressWatch:
     """Return the watch that ends this process if its run hangs, as the environment says."""
     return ProgressWatch(os.environ, current_monitor())
@@ -331,6 +352,13 @@ def check_devices_per_replica(devices_per_replica: int) -> None:
         rule="--devices-per-replica is the number of devices of a replica: one for each stage of a pipeline.",
         remedy=f"Launch with --devices-per-replica {devices_per_replica}, or use fewer pipeline stages.",
     )
+
+
+def devices_of_this_process(num_visible: int) -> int:
+    """Return how many of the devices that a process of this host sees are this one's."""
+    info = _job().info
+    own = process_gpus(info, os.environ, num_visible) if info else None
+    return num_visible if own is None else len(own)
 
 
 @dataclass

@@ -6,6 +6,7 @@ precedence.
 
 import re
 import socket
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -169,6 +170,8 @@ def detect_process_info(environ: Environ, *, distributed: bool = False) -> Proce
 
     With `distributed`, the option of that name, TF_CONFIG is read too and takes precedence.
     """
+    if says_alone(environ):
+        return None
     # Other programs may have left TF_CONFIG in the environment, so that it counts only where it is asked for.
     launchers = (TF_CONFIG, *LAUNCHERS) if distributed else LAUNCHERS
     launcher = next((launcher for launcher in launchers if launcher.is_present(environ)), None)
@@ -197,6 +200,11 @@ def detect_process_info(environ: Environ, *, distributed: bool = False) -> Proce
     )
 
 
+def says_alone(environ: Environ) -> bool:
+    """Say whether the environment tells this process to run alone, whatever started it beside others."""
+    return environ.get(NUM_PROCESSES) == "1" and not environ.get(PROCESS)
+
+
 def _check_not_incomplete(environ: Environ, distributed: bool) -> None:
     """Raise ConfigError if there are other processes but nothing tells which one this is."""
     if distributed:
@@ -218,7 +226,7 @@ def _check_no_contradiction(launcher: Launcher, info: ProcessInfo, environ: Envi
     """Raise ConfigError if a launcher contradicts explicit variables, such as some exported for an earlier job."""
     if launcher.name not in (HEADRACE.name, TF_CONFIG.name) or not info.num_processes:
         return
-    for other in (OPEN_MPI, SLURM):
+    for other in (JAX_VARIABLES, OPEN_MPI, TORCHRUN, SLURM):
         if other is launcher or not other.is_present(environ):
             continue
         # The explicit variables have the coordinator's address; the other launcher need not know it.
@@ -312,6 +320,44 @@ def _read_open_mpi(environ: Environ) -> ProcessInfo:
         num_local_processes=local,
         num_replicas=_optional(environ, NUM_REPLICAS),
         devices_per_replica=_optional(environ, DEVICES_PER_REPLICA),
+    )
+
+
+def _read_jax(environ: Environ) -> ProcessInfo:
+    """Read what jax.distributed itself reads, and what Kubeflow Trainer's JAX runtime sets."""
+    host, port = split_address(environ["JAX_COORDINATOR_ADDRESS"], "JAX_COORDINATOR_ADDRESS")
+    return ProcessInfo(
+        process=_number(environ, "JAX_PROCESS_ID"),
+        num_processes=_number(environ, "JAX_NUM_PROCESSES"),
+        coordinator=_coordinator(environ, host, port),
+        detected_by="JAX_PROCESS_ID",
+    )
+
+
+def _read_torchrun(environ: Environ) -> ProcessInfo:
+    size, local = _number(environ, "WORLD_SIZE"), _optional(environ, "LOCAL_WORLD_SIZE")
+    # At MASTER_PORT torchrun's own store listens. Every process can make another number of it, and of the restart:
+    # processes of the attempt before may not have left their port yet.
+    port = job_port((_optional(environ, "MASTER_PORT") or 0) + (_optional(environ, "TORCHELASTIC_RESTART_COUNT") or 0))
+    return ProcessInfo(
+        process=_number(environ, "RANK"),
+        num_processes=size,
+        coordinator=_coordinator(environ, LOOPBACK if local == size else environ["MASTER_ADDR"].strip(), port),
+        detected_by="torchrun",
+        local_process=_optional(environ, "LOCAL_RANK"),
+        num_local_processes=local,
+    )
+
+
+def _read_skypilot(environ: Environ) -> ProcessInfo:
+    hosts = environ["SKYPILOT_NODE_IPS"].split()
+    return ProcessInfo(
+        process=_number(environ, "SKYPILOT_NODE_RANK"),
+        num_processes=len(hosts),
+        coordinator=_coordinator(environ, hosts[0], job_port(zlib.crc32(environ.get("SKYPILOT_TASK_ID", "").encode()))),
+        detected_by="SkyPilot",
+        local_process=0,
+        num_local_processes=1,
     )
 
 
@@ -416,6 +462,10 @@ HEADRACE = Launcher(
     is_present=lambda e: bool(e.get(PROCESS)) or e.get(NUM_PROCESSES) == AUTO,
     read=_read_headrace,
 )
+JAX_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+JAX_VARIABLES = Launcher(name="JAX_PROCESS_ID", is_present=lambda e: all(map(e.get, JAX_NAMES)), read=_read_jax)
+TORCH_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+TORCHRUN = Launcher(name="torchrun", is_present=lambda e: all(map(e.get, TORCH_NAMES)), read=_read_torchrun)
 OPEN_MPI = Launcher(name="Open MPI", is_present=lambda e: "OMPI_COMM_WORLD_RANK" in e, read=_read_open_mpi)
 # An sbatch script has SLURM_PROCID=0 and SLURM_NTASKS too, but it is one process: only srun creates steps.
 SLURM = Launcher(name="Slurm", is_present=lambda e: "SLURM_PROCID" in e and "SLURM_STEP_ID" in e, read=_read_slurm)
@@ -425,4 +475,10 @@ KUBERNETES = Launcher(
 )
 TPU = Launcher(name="TPU pod", is_present=lambda e: "," in e.get("TPU_WORKER_HOSTNAMES", ""), read=_read_tpu)
 TF_CONFIG = Launcher(name="TF_CONFIG", is_present=lambda e: bool(e.get("TF_CONFIG")), read=_read_tf_config)
-LAUNCHERS = (HEADRACE, OPEN_MPI, SLURM, KUBERNETES, TPU)
+# Its nodes, one process each. Whatever a task starts on them (torchrun, mpirun) comes first.
+SKYPILOT = Launcher(
+    name="SkyPilot",
+    is_present=lambda e: bool(e.get("SKYPILOT_NODE_RANK")) and len(e.get("SKYPILOT_NODE_IPS", "").split()) > 1,
+    read=_read_skypilot,
+)
+LAUNCHERS = (HEADRACE, JAX_VARIABLES, OPEN_MPI, TORCHRUN, SLURM, KUBERNETES, TPU, SKYPILOT)

@@ -180,11 +180,13 @@ def with_drawn(resolved: Resolved) -> Resolved:
 
 
 def with_some_batch(config: Config) -> Config:
-    """Return a configuration to evaluate with, whose batch may have been left open."""
+    """Return a configuration to evaluate with, whose batch and replicas may have been left open."""
     batch = config.batch
     if batch.batch_size is batch.micro_batch_size is batch.global_batch_size is None:
-        return replace(config, batch=replace(batch, micro_batch_size=BATCH_WITHOUT_TRAINING))
-    return config
+        batch = replace(batch, micro_batch_size=BATCH_WITHOUT_TRAINING)
+    if batch.num_replicas is None and not current_group().is_alone:
+        batch = replace(batch, num_replicas=current_group().num_processes)
+    return replace(config, batch=batch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
 from headrace.engine.visible import visible_devices
-from headrace.job import check_devices_per_replica
+from headrace.job import check_devices_per_replica, current_group, devices_of_this_process
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
@@ -248,33 +248,44 @@ def dataset_identity(dataset: DataSet) -> dict[str, dict[str, Any]]:
 def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """Return the configuration with as many replicas as there are devices, if their number is left open.
 
-    Virtual CPU devices are counted only where `auto` is asked for. The number becomes part of the configuration, for
-    a resumed run.
+    Virtual CPU devices are counted only where `auto` is asked for. In a job every process has the same number of
+    replicas, one at least. The number becomes part of the configuration, for a resumed run.
     """
     resolved = _without_crops_on_cpu(resolved)
     config, batch = resolved.config, resolved.config.batch
-    asked = resolved.origins["num_replicas"].is_given
+    asked, processes = resolved.origins["num_replicas"].is_given, current_group().num_processes
     if batch.num_replicas or config.run.first_device is not None:
         return resolved
     devices = visible_devices(config.run.platform, details=False)
-    platform, count = devices.platform, devices.count
-    if not asked and (platform == "cpu" or count == 1):
+    platform, count = devices.platform, devices_of_this_process(devices.count)
+    if platform == "cpu" and not asked:
+        count = 1
+    if not asked and count * processes == 1:
         return resolved
     # The batch may be open, too, and is chosen for the number of replicas: any that can be planned will do here.
-    some_batch = replace(batch, micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None))
+    some_batch = replace(
+        batch,
+        num_replicas=processes,
+        micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None),
+    )
     wide = design_run(replace(config, batch=some_batch), custom, absent_ok=True).plan.devices_per_replica
     parts = batch.gradient_accumulation_count or 1
     # batch_size is exact: replicas that do not divide it would change what was asked for.
-    fitting = [n for n in range(1, count // wide + 1) if not batch.batch_size or batch.batch_size % (n * parts) == 0]
-    number = max(fitting, default=1)
-    idle = count - number * wide
+    fitting = [
+        each
+        for each in range(1, count // wide + 1)
+        if not batch.batch_size or batch.batch_size % (each * processes * parts) == 0
+    ]
+    each = max(fitting, default=1)
+    idle = max(count - each * wide, 0)
     where = f"from {count} {platform} device{'s' * (count != 1)}"
+    where += f" in each of {processes} processes" if processes > 1 else ""
     where += f", {wide} for the stages of each" if wide > 1 else ""
     where += (
         f", {idle} of them unused: --batch-size {batch.batch_size} has to divide" if idle and batch.batch_size else ""
     )
-    chosen = {"num_replicas": Given(value=number, origin=Origin(kind=CHOSEN, where=where))}
-    note = f"num_replicas is {number}, {CHOSEN} {where}"
+    chosen = {"num_replicas": Given(value=each * processes, origin=Origin(kind=CHOSEN, where=where))}
+    note = f"num_replicas is {each * processes}, {CHOSEN} {where}"
     return replace(with_values(resolved, chosen), notes=(*resolved.notes, note))
 
 

@@ -35,7 +35,14 @@ from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State, evaluated_weights, host_memory_of
 from headrace.engine.step import Metrics
 from headrace.engine.visible import device_memory_bytes
-from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
+from headrace.job import (
+    Restart,
+    check_consistency,
+    current_group,
+    is_watched,
+    report_lost_process,
+    watch_progress,
+)
 from headrace.ops import describe_missing_kernels
 from headrace.plan.steps import describe_sizes
 from headrace.reference.entrance import override
@@ -531,6 +538,12 @@ def _open_recorder(
     return recorder, directory
 
 
+NOT_WATCHED = (
+    "the processes of this job were connected by what started them, not by Headrace: it cannot say which process died "
+    "or hangs, and no secret is checked; JAX ends all of them when one is silent for its heartbeat_timeout_seconds"
+)
+
+
 def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], directory: RunDirectory) -> None:
     """Record what the user should read before a long run begins: warnings, then notes."""
     resolved, restored, design, adopted = prepared.resolved, prepared.restored, prepared.design, prepared.adopted
@@ -543,6 +556,8 @@ def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], d
     if adopted is not None:
         notes = [*table_lines(adopted), *notes]
         warnings += [hint] if (hint := dialect_hint(config, design.network.name, adopted)) else []
+    if not current_group().is_alone and not is_watched():
+        warnings.append(NOT_WATCHED)
     # Processes other than the first print warnings; those that all of them would print are said once.
     for text in warnings if current_group().is_first else ():
         recorder.note(text, "warning")

@@ -33,7 +33,7 @@ from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import STANDARD, CustomObjective, LossFunction, MetricFunction
 from headrace.engine.state import State, evaluated_weights
-from headrace.job import current_group
+from headrace.job import current_group, join_job
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan
@@ -208,6 +208,7 @@ class Model:
         """The running statistics as {block: tree}, None before the first fit or load."""
         return self._trained.weights["stats"] if self._trained else None
 
+    @join_job()  # a program that headrace launch, torchrun, mpirun or Kubernetes started several times
     def fit(
         self,
         data: object,
@@ -325,6 +326,7 @@ class Model:
         dataset = replace(dataset, info=replace(dataset.info, remarks=remarks))
         return resolved, CustomParts(network=self._code_network, dataset=dataset)
 
+    @join_job()
     def evaluate(
         self,
         data: object,

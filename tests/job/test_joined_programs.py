@@ -1,0 +1,100 @@
+"""Programs that several processes run, started in the ways of others: `Model.fit` joins them and trains one model."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.job.processes import PATIENCE, SRC
+
+FIT = """
+model = hr.Model("cifar_resnet8")
+run = model.fit("digits", epochs=1, validation=False, weight_updates_per_epoch=2, {options})
+report = model.evaluate("digits", steps=1)
+print("fitted", run.directory.name, run.step, report["num_samples"], flush=True)
+"""
+PROGRAM = f"import headrace as hr\n{FIT}"
+# as the workers of Ray's JaxTrainer do before the user's function runs
+CONNECTED = f"""
+import os, jax
+import headrace as hr
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["NUMBER"]))
+{FIT}"""
+TOO_LATE = f"import jax\nimport headrace as hr\njax.devices()\n{FIT}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_all(program: str, environs: list[dict[str, str]], folder: Path) -> list[tuple[int, str]]:
+    """Run the program in a process for each environment, all in one folder; return exit codes and what was printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    common = clean | {"PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=folder,
+            env=common | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for environ in environs
+    ]
+    try:
+        return [
+            (process.wait(), text) for process in started for text in [process.communicate(timeout=2 * PATIENCE)[0]]
+        ]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def jax_variables() -> list[dict[str, str]]:
+    place = f"127.0.0.1:{free_port()}"
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    return [dict(zip(names, (place, "2", str(number)), strict=True)) for number in range(2)]
+
+
+@pytest.mark.parametrize("way", ["Kubeflow", "torchrun", "Ray"])
+def test_two_processes_fit_one_model(way: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    if way == "Kubeflow":
+        environs, program = jax_variables(), PROGRAM
+    elif way == "torchrun":
+        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        environs = [shared | {"RANK": number, "LOCAL_RANK": number} for number in ("0", "1")]
+        program = PROGRAM
+    else:
+        environs = [{"ADDRESS": f"127.0.0.1:{port}", "NUMBER": number} for number in ("0", "1")]
+        program = CONNECTED
+    ends = run_all(program.format(options="batch_size=64"), environs, tmp_path)
+    assert [code for code, _ in ends] == [0, 0], ends
+    (directory,) = (tmp_path / "runs").iterdir()  # one run, not one for each process
+    for _, printed in ends:
+        assert f"fitted {directory.name} 2 " in printed
+    first = ends[0][1]
+    assert "(2 replicas)" in first
+    # what Headrace does not watch, it says so
+    assert ("were connected by what started them" in first) == (way == "Ray")
+
+
+def test_a_process_that_is_too_late_to_join_is_refused(tmp_path: Path) -> None:
+    ((code, printed),) = run_all(TOO_LATE.format(options=""), jax_variables()[:1], tmp_path)
+    assert code == 1
+    assert "process 0 of 2, but this process has started its devices alone" in printed
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_process_that_cannot_join_is_refused(tmp_path: Path) -> None:
+    ((code, printed),) = run_all(PROGRAM.format(options=""), [{"PMI_RANK": "1", "PMI_SIZE": "2"}], tmp_path)
+    assert code == 1
+    assert "MPICH or Intel MPI (PMI_RANK=1, PMI_SIZE=2)" in printed
+    assert not (tmp_path / "runs").exists()
