@@ -28,6 +28,11 @@ STEP, EMPTY = 0, 1  # slots that every lane has: the number of the step in the c
 # A thread that wants the interpreter lock back waits this long for a busy Python thread, instead of 5 ms: with one such
 # thread in the process a program was launched 375 times a second instead of 17.
 SWITCH_SECONDS = 0.0002
+# Launches of a lane between two waits, where a program is on several CPU devices of this process. XLA lets 32 programs
+# be under way on a CPU device. The launch of one more blocks a thread of the pool in which programs run, and that pool
+# has one thread for each processor or device: with two replicas on two processors one replica's exchange waited in the
+# other thread, and its partner for a thread, for ever. Half of the 32 are left for what is launched elsewhere.
+_LAUNCHES_BETWEEN_WAITS = 8
 
 Observer = Callable[[Action, PyTree], None]  # (action, its first result, still in flight)
 
@@ -102,6 +107,7 @@ class Run:
         self._lanes, self._values, self._observe = lanes, values, observe
         self._messages = {lane: Messages() for lane in (HOST, *range(len(lanes.rows)))}
         self._errors: list[BaseException] = []
+        self._num_launches = [0] * len(lanes.rows)
 
     def result(self, step: int, slot: int) -> PyTree:
         """Return what a lane sent to the host; waits until it has been launched."""
@@ -180,7 +186,8 @@ class Run:
         results = launch.call(*[values[slot] for slot in launch.reads])
         for slot, result in zip(launch.writes, results, strict=True):
             values[slot] = result
-        if launch.exchanges:
+        self._num_launches[lane] += 1
+        if launch.exchanges or self._lanes.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS:
             in_turn(results)
         for send in launch.sends:
             value = values[send.slot]
