@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from tests.job.processes import finish, start
 
 # One call of all steps, so that the host may launch far ahead of the devices; validations and checkpoints between.
-OPTIONS = """
+OPTIONS = shlex.split("""
     train --config none --dataset digits --model-name toy_model_bn --micro-batch-size 4 --weight-updates-per-epoch 40
     --num-epochs 2 --call-seconds 0 --ckpts-per-epoch 2 --validations-per-epoch 2 --progress none
-""".split()
+""")
 
 SHARDED = ["--replicated-optimizer-state-sharding"]
 SHARED = ["--dbn-replica-group-size", "2"]

@@ -187,7 +187,7 @@ class Run:
         for slot, result in zip(launch.writes, results, strict=True):
             values[slot] = result
         self._num_launches[lane] += 1
-        if launch.exchanges or self._lanes.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS:
+        if launch.exchanges or (self._lanes.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS):
             in_turn(results)
         for send in launch.sends:
             value = values[send.slot]
