@@ -13,16 +13,24 @@ import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.data.decoding.limits import (
+    BadImage,
+    MeteredFile,
+    refuse_hidden_parts,
+    refuse_many_pixels,
+    refuse_many_scans,
+    segments,
+)
 from headrace.data.decoding.resize import Scratch, View
 
 if TYPE_CHECKING:
     from PIL import Image
 
-MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
 _MAX_JPEG_SIDE = 65_500  # libjpeg's limit
 # Pillow's formats and the names of their files. EPS is not among them, because Pillow runs Ghostscript for it, nor
 # are formats that are no images (MPEG, HDF5). TGA comes last: it has no signature, so any bytes are tried.
@@ -54,10 +62,6 @@ FACTORS = (8, 4, 2)
 _SIDEWAYS = 5  # from this EXIF orientation on, rows and columns are swapped
 # EXIF's orientations but 1, upright: whether columns and rows are mirrored, and whether they are swapped.
 _TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
-
-
-class BadImage(Exception):
-    """Bytes that are not an image, or a damaged image; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ def read_header(data: bytes) -> Header:
         except (ValueError, KeyError):  # damaged, or valid but of a subsampling that only Pillow reads
             pass
     try:
-        with _opened(data) as image:
+        with _opened(MeteredFile(data)) as image:
             # TGA has no signature, so that Pillow tries it with any bytes.
             if kind == "jpeg" and image.format not in ("JPEG", "MPO"):
                 raise BadImage("a damaged JPEG image")  # whose bytes another format takes for its own
@@ -152,9 +156,7 @@ def read_header(data: bytes) -> Header:
 def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = True) -> Header:
     """Return the header of an image of this stored size; one that is too large is a BadImage."""
     height, width = hw
-    # Before decoding: a file of a few kilobytes can claim gigabytes of pixels.
-    if height * width > MAX_PIXELS:
-        raise BadImage(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
+    refuse_many_pixels(height, width)
     if height < 1 or width < 1:
         raise BadImage("no pixels")
     orientation = orientation if orientation in _TURNS else 1
@@ -180,6 +182,8 @@ def decode_stored(
     training: values differ by a few levels. With `scratch` the pixels may be in that buffer, valid until its next use.
     """
     turbo = _simplejpeg()
+    if header.kind == "jpeg":  # here, where both libraries are called, since C code reads headers too
+        refuse_many_scans(data, header.height * header.width)
     try:
         if header.kind == "jpeg" and header.plain and turbo is not None:
             pixels = _turbo_pixels(turbo, data, header, (channels, factor, quick), scratch)
@@ -232,7 +236,9 @@ def _turbo_pixels(
 
 def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> np.ndarray:
     mode = "RGB" if channels == 3 else "L"
-    with _opened(data) as image:
+    file = MeteredFile(data)
+    with _opened(file) as image:
+        file.allow_loops(_pillow()[0].DECODERS, image)
         if header.kind == "jpeg" and factor > 1:
             # Only a request: libjpeg decodes at the nearest size that is not smaller.
             image.draft(None, (image.width // factor, image.height // factor))
@@ -253,12 +259,14 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _opened(data: bytes) -> Any:
+def _opened(file: MeteredFile) -> Any:
     from PIL import UnidentifiedImageError
 
     pillow, formats = _pillow()
+    data = file.getvalue()  # no copy
+    refuse_hidden_parts(data)
     try:
-        return pillow.open(io.BytesIO(data), formats=formats)
+        return pillow.open(file, formats=formats)
     except UnidentifiedImageError:
         kind = kind_of(data)
         if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"heim", b"heis", b"mif1"):
@@ -297,16 +305,10 @@ def stored_view(view: View, header: Header, out_hw: tuple[int, int]) -> View:
 
 def _jpeg_orientation(data: bytes) -> int:
     """Return the orientation in a JPEG's EXIF segment, 1 where there is none; reads the segments before it."""
-    place = 2
-    # Segment by segment up to the scan: photographs have thumbnails and colour profiles before it, which are skipped
-    # by their length.
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
-        if marker == 0xDA:
-            break
+    # Photographs have thumbnails and colour profiles before the scan, which are skipped by their length.
+    for marker, place, length in segments(data):
         if marker == 0xE1 and data[place + 4 : place + 10] == b"Exif\0\0":
             return _tiff_orientation(data[place + 10 : place + 2 + length])
-        place += 2 + length
     return 1
 
 
@@ -351,7 +353,7 @@ def cut_rows(data: bytes, top: int, bottom: int) -> tuple[bytes, int] | None:
         return None
     # From the right: a thumbnail inside EXIF has an end marker of its own.
     end = data.rfind(_END)
-    edges = [match.start() for match in _RESTART.finditer(data, scan_at, end)]
+    edges = [match.start() for match in islice(_RESTART.finditer(data, scan_at, end), num_rows)]
     # Then the file is damaged, and the decoder should see all of it.
     if len(edges) != num_rows - 1:
         return None
@@ -367,11 +369,10 @@ def cut_rows(data: bytes, top: int, bottom: int) -> tuple[bytes, int] | None:
 
 def _header(data: bytes) -> tuple[int, int, int, int, int] | None:
     """Return (place of the height, height, rows of pixels in a row of blocks, rows of blocks, place of the scan)."""
-    place, interval = 2, 0
+    interval = 0
     frame: tuple[int, int, int, int, int] | None = None
     try:
-        while data[place] == 0xFF:
-            marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
+        for marker, place, length in segments(data):
             if marker == _INTERVAL:
                 interval = struct.unpack_from(">H", data, place + 4)[0]
             elif marker == _BASELINE:
@@ -386,7 +387,6 @@ def _header(data: bytes) -> tuple[int, int, int, int, int] | None:
                 if interval != across:
                     return None
                 return size_at, height, block, -(-height // block), place + 2 + length
-            place += 2 + length
     except (IndexError, struct.error):
         pass
     return None

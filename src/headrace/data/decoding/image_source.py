@@ -7,7 +7,6 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.data.decoding.image import (
-    MAX_PIXELS,
     BadImage,
     Header,
     cut_rows,
@@ -18,6 +17,7 @@ from headrace.data.decoding.image import (
     turn,
 )
 from headrace.data.decoding.jpeg import FileBackedSamples, batch_decoder, jpeg_decoder
+from headrace.data.decoding.limits import MAX_PIXELS
 from headrace.data.decoding.resize import CropRule, Scratch, View, draws, random_crop, resize_view, valid_view
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Boxes, Samples

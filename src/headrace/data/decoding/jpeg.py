@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from headrace.data.decoding.image import MAX_PIXELS, Header, decoder_name, header_of
+from headrace.data.decoding.image import Header, decoder_name, header_of
+from headrace.data.decoding.limits import MAX_PIXELS
 from headrace.data.decoding.resize import ATTEMPTS, CROP_RULES, MIN_COVERED, PURPOSE, CropRule, View, native_resize
 from headrace.native.library import decode_library
 

@@ -21,6 +21,7 @@ from headrace.core.files import cache_directory, entries_of, parse_json, write_a
 from headrace.core.units import format_list
 from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_factor, encode_jpeg, read_header
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
+from headrace.data.decoding.limits import refuse_large_file
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import Content, Samples
 
@@ -119,6 +120,7 @@ class StoredSamples:
     def content(self, sample: int) -> Content:
         """Return the stored image and the boxes of the objects in it, where known."""
         length = int(self._index.length[sample]) + self._footer
+        refuse_large_file(length)
         try:
             # Opened each time: a thousand shards would use up the descriptors of a process, and opening costs
             # microseconds.

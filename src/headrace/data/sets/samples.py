@@ -13,6 +13,7 @@ import numpy as np
 from headrace.core.rng import HostOrDevice, array_module, bits, name_id
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.jpeg import FileExtents
+from headrace.data.decoding.limits import refuse_large_file
 
 # Samples: the encoded images of one split by number, however they are stored, and caches of them in memory.
 #
@@ -60,6 +61,7 @@ def read_all(handle: int) -> bytes:
     if not stat.S_ISREG(facts.st_mode):
         raise BadImage("not a regular file")
     size = facts.st_size
+    refuse_large_file(size)
     data = os.read(handle, size + 1)
     while len(data) < size and (more := os.read(handle, size + 1 - len(data))):
         data += more
