@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -332,8 +333,7 @@ MAX_BYTES = 1 << 30
 _RULE = "The first line names the columns: path, label and, optionally, split (train, val or test)."
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
+class _Row(NamedTuple):  # made three times as fast as a frozen dataclass: there may be millions
     line: int
     path: str
     label: str
@@ -380,7 +380,8 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
         part = hold_out([row.path for row in used], labels, validation_split, names, str(file), "a column split")
         mask, split_by, remarks = part.mask, part.text, part.remarks
     absolute = any(row.path.startswith("/") for row in used)
-    paths = [str(root / row.path) if absolute else row.path for row in used]
+    # Text, not paths: a million of those take 15 s to make.
+    paths = [os.path.join(str(root), row.path) if absolute else row.path for row in used]  # noqa: PTH118
     train, validation = (
         FileSamples(
             Path("/") if absolute else root, [paths[n].lstrip("/") for n in np.flatnonzero(chosen)], labels[chosen]
@@ -449,7 +450,7 @@ def _columns(file: Path, header: Sequence[str]) -> tuple[int, int, int | None]:
 
 
 def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int | None]) -> _Row:
-    most = max(column for column in columns if column is not None)
+    most = max(columns[0], columns[1], columns[2] or 0)
     if len(values) <= most:
         raise DataError(
             f"{file}, line {line:,}: {len(values)} value(s), but {most + 1} columns are needed.", rule=_RULE
