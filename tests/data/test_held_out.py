@@ -71,7 +71,10 @@ def test_classes_of_one_image_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "csv", "npz"])
 def test_nothing_to_hold_out_is_refused_with_a_remedy_that_works(tmp_path: Path, kind: str) -> None:
-    """More of a class of one image cannot be held out, so a larger share is no remedy: more images are."""
+    """More of a class of one image cannot be held out, so a larger share is no remedy: more images are.
+
+    A column of labels that names every image is refused as such.
+    """
 
     def options(images: int, **more: object) -> dict[str, object]:
         root = tmp_path / f"{kind}{images}"
@@ -91,7 +94,8 @@ def test_nothing_to_hold_out_is_refused_with_a_remedy_that_works(tmp_path: Path,
         return describe_dataset(config_from({"dataset": "auto", **given}).data)
 
     for fraction in (0.1, 0.9):
-        with pytest.raises(DataError, match=r"each of its 2 classes has one image alone.*two or more for each class"):
+        words = r"each of its 2 classes has one image alone.*two or more for each class"
+        with pytest.raises(DataError, match=words if kind == "folder" else "2 classes for 2 images"):
             describe(options(1, validation_split=fraction))
     assert describe(options(2)).num_validation == 2, "the remedy"
     with pytest.raises(DataError, match=r"validation_split 0 holds nothing out.*or raise validation_split"):
@@ -117,3 +121,26 @@ def test_the_plan_says_what_is_skipped_and_held_out(tmp_path: Path, capsys: pyte
         remarks = json.loads(printed)["remarks"] if more else printed.splitlines()
         assert any("1 file is skipped (.txt is not an image type)" in line for line in remarks)
         assert any("2 of 2 classes are too small for validation_split 0.1" in line for line in remarks)
+
+
+def test_plan_and_train_say_the_classes_in_their_second_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path / "photos", {"ant": 10, "b\ne\x1be": 10}, hw=(32, 32))
+    words = r"2 classes (ant, b\ne\x1be), 18 training and 2 validation images"
+    options = ["--dataset-path", str(tmp_path / "photos"), "--model", "toy_model", "--epochs", "1"]
+    assert main(["plan", *options]) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("note:")]
+    heading, second = lines[:2]
+    assert heading.startswith("toy_model on folder")
+    assert second == words
+    assert main(["train", *options, "--output", str(tmp_path / "run"), "--compile-only", "--no-report"]) == 0
+    printed = capfd.readouterr()
+    assert (printed.out + printed.err).splitlines()[1] == f"data: {words}"
+
+
+def test_many_classes_are_counted_and_not_named() -> None:
+    info = described_by(num_classes=13)
+    assert info.size_text == "13 classes, 50,000 training and 10,000 validation images"
+
+
+def described_by(**options: object) -> DataInfo:
+    return describe_dataset(config_from({"dataset": "generated", **options}).data)

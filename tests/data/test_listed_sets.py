@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import headrace
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
 from headrace.data.sets import table_files
@@ -234,3 +235,76 @@ def test_validation_images_alone(tmp_path: Path) -> None:
                 design_run(config)
         else:
             assert design_run(config).plan.validation.num_samples == 4
+
+
+# Columns of labels that are no classes.
+
+
+def write_labels(root: Path, labels: list[str]) -> Path:
+    rows = [f"{number}.jpg;{label}\n" for number, label in enumerate(labels)]
+    return write_csv(root, "path;target\n" + "".join(rows), len(labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (
+            [f"{number / 10}" for number in range(8)],
+            r"line 3: the label is 0.1, and all labels are numbers.*regression",
+        ),
+        (["2", "1,5"] * 4, r"line 3: the label is 1,5.*add letters: x0.5"),
+        (["NaN", "1e-3", "5", "2"] * 2, r"line 3: the label is 1e-3"),
+        (
+            [f"n{number}" for number in range(19)] + ["n0"],
+            r"19 classes for 20 images: n0, n1, n10 and 16 more.*At most 0.9 classes for each image.*regression",
+        ),
+    ],
+)
+def test_a_column_that_is_no_class_is_refused(tmp_path: Path, labels: list[str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        opened(labels=str(write_labels(tmp_path, labels)))
+
+
+@pytest.mark.parametrize(
+    "labels", [["1.0", "2.0"] * 4, ["v0.5", "v1"] * 4, ["1.2.3", "0.5"] * 4, ["1", "2"] * 4, ["0x1", "1.5"] * 4]
+)
+def test_whole_numbers_and_words_are_classes(tmp_path: Path, labels: list[str]) -> None:
+    assert opened(labels=str(write_labels(tmp_path, labels))).info.class_names == tuple(sorted(set(labels)))
+
+
+def test_more_classes_than_half_of_the_images_are_remarked(tmp_path: Path) -> None:
+    labels = [f"n{number}" for number in range(6)]
+    file = write_labels(tmp_path, [*labels, *labels[:5]])  # 6 of 11
+    assert "6 classes for 11 images: fewer than two images for each class" in opened(labels=str(file)).info.remarks
+    file = write_labels(tmp_path, labels * 2)
+    assert not any("fewer than two" in remark for remark in opened(labels=str(file)).info.remarks)
+
+
+def test_measured_numbers_in_arrays_are_refused(tmp_path: Path) -> None:
+    labels = np.arange(24) / 7
+    np.savez(tmp_path / "set.npz", images=PIXELS, labels=labels)
+    with pytest.raises(DataError, match=r"labels is float64.*regression"):
+        opened(dataset_path=str(tmp_path / "set.npz"))
+    np.savez(tmp_path / "set.npz", images=PIXELS, labels=np.arange(24) % 23)
+    with pytest.raises(DataError, match=r"23 classes for 24 images"):
+        opened(dataset_path=str(tmp_path / "set.npz"))
+    with pytest.raises(DataError, match=r"labels are float64.*regression"):
+        headrace.Model("toy_model", input_shape=(28, 28, 1), num_classes=24).fit(PIXELS[..., None], labels)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"id": [1, 2] * 4, "label": [0.25, 0.5] * 4}, r"the column label is double.*regression"),
+        ({"id": [1, 2] * 4, "target": [0.25, 0.5] * 4}, r"the column target is double.*regression"),
+        ({"id": [1, 2] * 4, "label": ["cat", "dog"] * 4}, r"the column label is string.*Number the classes"),
+        ({"id": [1, 2] * 4, "kind": [0, 1] * 4}, r"several columns of whole numbers: id, kind.*Rename the column"),
+        ({"id": list(range(8))}, r"8 classes for 8 images"),
+    ],
+)
+def test_the_column_of_labels_of_a_table_is_not_guessed(tmp_path: Path, columns: dict[str, Any], words: str) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images = [encode(smooth(16, 16, seed=number)) for number in range(8)]
+    parquet.write_table(pa.table({"image": images} | columns), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=words):
+        opened(dataset_path=str(tmp_path))

@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
     print_fitted(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
+    print_fitted(design.info.size_text)
     if args.num_devices is not None:
         print(format_scale(rows, args.num_devices))
     print_fitted(format_plan(design.plan, tuple(_lr_points(design).items())))
@@ -86,7 +87,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_json(design: "Design", rows: "tuple[ScaleRow, ...]", remarks: tuple[str, ...]) -> None:
-    heading: dict[str, Any] = {"model": design.network.name, "dataset": design.info.name}
+    heading: dict[str, Any] = {
+        "model": design.network.name,
+        "dataset": design.info.name,
+        "classes": design.info.num_classes,
+    }
     if rows:
         heading["scaling"] = [row.to_dict() for row in rows]
     sizes = [{"first_step": span.first_step, "image_size": list(span.image_hw)} for span in design.sizes]

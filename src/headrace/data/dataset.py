@@ -1,6 +1,7 @@
 """The interface to datasets: `describe_dataset` returns facts without reading images, `open_dataset` the splits."""
 
 import sys
+import textwrap
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from headrace.data.sets.samples import (
 )
 
 SYNTHETIC_SETS = ("generated", "synthetic")
+_MOST_NAMED = 12  # classes whose names are shown
 # As CIFAR-10 has.
 _SYNTHETIC_SIZE, _SYNTHETIC_CLASSES, _SYNTHETIC_SAMPLES = 32, 10, 50_000
 
@@ -60,6 +62,16 @@ class DataInfo(SetFacts):
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
     decoded_once: bool = False  # whole training images of `sent_hw` are kept, and cropped at random on the device
     remarks: tuple[str, ...] = ()  # what the user should know about the files, such as skipped ones
+
+    @property
+    def size_text(self) -> str:
+        """The classes, by name if they are few, and the images of both parts, in words."""
+        few = self.class_names[:_MOST_NAMED] if self.num_classes <= _MOST_NAMED else ()
+        named = few if few != numbered_classes(len(few)) else ()
+        # Names come from files: one line, whatever is in them.
+        names = ", ".join(textwrap.shorten(ascii(name)[1:-1] if not name.isprintable() else name, 40) for name in named)
+        parts = f"{self.num_train:,} training and {self.num_validation:,} validation images"
+        return f"{self.num_classes:,} classes{f' ({names})' if names else ''}, {parts}"
 
     @property
     def num_values(self) -> int:

@@ -558,6 +558,7 @@ def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], d
         warnings += [hint] if (hint := dialect_hint(config, design.network.name, adopted)) else []
     if not current_group().is_alone and not is_watched():
         warnings.append(NOT_WATCHED)
+    recorder.note(f"data: {info.size_text}")
     # Processes other than the first print warnings; those that all of them would print are said once.
     for text in warnings if current_group().is_first else ():
         recorder.note(text, "warning")

@@ -14,6 +14,7 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataInfo, DataSet, with_pixel_options
 from headrace.data.sets.catalog import numbered_classes
+from headrace.data.sets.class_check import NO_REGRESSION
 from headrace.data.sets.samples import ArraySource, Source
 
 ARRAYS = "arrays"  # the name of such a dataset
@@ -180,6 +181,8 @@ def _label_remedy(labels: np.ndarray) -> str:
     """Return the call that makes class numbers of labels as other libraries take them."""
     if labels.ndim == 2:
         return "Give labels[:, 0]." if labels.shape[1] == 1 else "If they are one-hot, give labels.argmax(axis=1)."
+    if labels.dtype.kind == "f" and (labels % 1 != 0).any():
+        return NO_REGRESSION
     if labels.ndim == 1 and labels.dtype.kind in "US":
         return "Number the names: class_names, labels = np.unique(labels, return_inverse=True)."
     return "Convert them: labels.astype(np.int32)." if labels.ndim == 1 else ""

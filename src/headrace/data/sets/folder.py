@@ -14,6 +14,7 @@ from headrace.core.errors import DataError
 from headrace.core.files import is_directory
 from headrace.core.units import format_list
 from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
+from headrace.data.sets.class_check import NO_REGRESSION, check_classes, first_fraction
 from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.samples import FileSamples
@@ -361,6 +362,13 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
     # Images of a test split are not looked at while there is a validation split: otherwise it would be no test.
     unused = [row for row in rows if row.split == "test" and held_out == "validation"]
     used = [row for row in rows if row.split != "test" or held_out == "test"]
+    if (fraction := first_fraction(row.label for row in used)) is not None:
+        line = next(row.line for row in used if row.label == fraction)
+        raise DataError(
+            f"{file}, line {line:,}: the label is {fraction}, and all labels are numbers.",
+            rule=NO_REGRESSION,
+            remedy="Check which column holds the labels; where numbers are names of classes, add letters: x0.5.",
+        )
     names = _class_names([row.label for row in used if row.split in ("", "train")])
     number = {name: label for label, name in enumerate(names)}
     if len(names) < 2:
@@ -372,6 +380,7 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
             rule="Validation can only ask for classes that were trained.",
         )
     labels = np.array([number[row.label] for row in used], np.int32)
+    doubts = check_classes(str(file), names, labels)
     if held_out:
         mask = np.array([row.split == held_out for row in used])
         split_by = f"its column of splits: train and {held_out}"
@@ -399,7 +408,7 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
         validation=validation,
         split_by=split_by,
         skipped=tuple(skipped),
-        remarks=remarks,
+        remarks=(*doubts, *remarks),
     )
 
 

@@ -14,6 +14,7 @@ from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec, WorkingSource
 from headrace.data.decoding.resize import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
 from headrace.data.sets.catalog import KNOWN_SETS, numbered_classes
+from headrace.data.sets.class_check import check_classes
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import (
     ClassFolders,
@@ -198,6 +199,8 @@ def _from_parquet(path: Path, data: Data) -> ImageSet:
 
 def _from_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
     train, validation, split_by, remarks = table.train, table.validation, "its two parts", ()
+    parts = [part.labels for part in (train, validation) if part is not None]
+    doubts = check_classes(str(path), table.class_names, np.concatenate(parts))
     if validation is None:
         rows = tuple(map(str, range(len(train))))
         held_out = hold_out(rows, train.labels, data.validation_split, table.class_names, str(path), table.add)
@@ -214,7 +217,7 @@ def _from_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
         train=train,
         validation=validation,
         split_by=split_by,
-        remarks=(*remarks, slow) if table.slow else remarks,
+        remarks=(*doubts, *remarks, *((slow,) if table.slow else ())),
     )
 
 

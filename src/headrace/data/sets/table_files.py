@@ -20,9 +20,10 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import entries_of, parse_json
-from headrace.core.units import format_bytes
+from headrace.core.units import format_bytes, format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.catalog import numbered_classes
+from headrace.data.sets.class_check import NO_REGRESSION
 from headrace.data.sets.samples import Content, Samples
 
 # NumPy files
@@ -174,7 +175,8 @@ def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) ->
     if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() >= 10**6:
         raise DataError(
             f"{path}: {keys[1]} is {labels.dtype}{list(labels.shape)} for {len(images):,} images.",
-            rule="Labels are whole numbers from 0, one for each image.",
+            rule="Labels are whole numbers from 0, one for each image."
+            + (f" {NO_REGRESSION}" if labels.dtype.kind == "f" else ""),
         )
     return images, labels.astype(np.int32)
 
@@ -182,6 +184,8 @@ def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) ->
 # Tables
 
 
+_LABEL_COLUMNS = ("label", "labels", "fine_label")
+_OTHER_NAMES = ("class", "category", "target")
 _SPLIT_WORDS = {"val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 _KEPT_GROUPS = 4
 # When rows are unpacked. Images are compressed already, and a column of equal labels, which shrinks far more, is small.
@@ -340,8 +344,24 @@ def _columns_of(file: Path, schema: Any) -> tuple[str, str, tuple[str, ...]]:
         or (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0)
     ]
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    fractions = [field.name for field in schema if pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)]
     known = [name for name in numbers if isinstance(features.get(name), dict) and features[name].get("names")]
-    label = next((name for name in ("label", "labels", "fine_label", *known, *numbers) if name in numbers), None)
+    named = [name for name in _LABEL_COLUMNS if name in schema.names]
+    named += [name for name in _OTHER_NAMES if name in (*numbers, *fractions)]
+    # A column that is named so is meant, whatever other whole numbers there are, such as an identity.
+    label = next(iter((*named, *known, *numbers)), None)
+    if label is not None and label not in numbers:
+        raise DataError(
+            f"{file}: the column {label} is {schema.field(label).type}.",
+            rule="Labels are whole numbers from 0." + (f" {NO_REGRESSION}" if label in fractions else ""),
+            remedy="Number the classes, or rename the column where another one holds the labels.",
+        )
+    if not (named or known) and len(numbers) > 1:
+        raise DataError(
+            f"{file} has several columns of whole numbers: {format_list(numbers, 8)}.",
+            rule=f"The column of labels is named {', '.join((*_LABEL_COLUMNS, *_OTHER_NAMES))}, or has class names.",
+            remedy="Rename the column of labels to label.",
+        )
     if not images or label is None:
         raise DataError(
             f"{file} has the columns {', '.join(schema.names)[:200]}.",
