@@ -270,7 +270,9 @@ def params_markdown() -> str:
     lines = ["| option | for | keys |", "|---|---|---|"]
     for table in TABLES.values():
         for name, row in table.rows.items():
-            keys = [f"`{p.name}`{'' if p.default is REQUIRED else f' ({format_value(p.default)})'}" for p in row.params]
+            # a regular expression has | and * in it, which mean something in a table
+            values = {p.name: f"`{format_value(p.default)}`".replace("|", "\\|") for p in row.params}
+            keys = [f"`{p.name}`{'' if p.default is REQUIRED else f' ({values[p.name]})'}" for p in row.params]
             either = " or ".join(f"`{param.name}`" for param in row.one_of)
             keys += [f"either {either}"] if either else []
             lines.append(f"| `{table.option}` | {name} | {', '.join(keys)} |")
