@@ -1,5 +1,6 @@
 """Downloads from a server on the loopback address: resumed, checked, whole or not at all; every fault a clear error."""
 
+import contextlib
 import errno
 import hashlib
 import http.client
@@ -7,6 +8,8 @@ import os
 import shutil
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,14 +74,14 @@ def test_errors_of_tls_are_those_of_the_network(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = iter([ssl.SSLError(1, "bad record"), OSError(errno.EHOSTUNREACH, "No route to host")])
-    read = http.client.HTTPResponse.read
+    read = http.client.HTTPResponse.read1
 
-    def break_at_first(answer: http.client.HTTPResponse, size: int | None = None) -> bytes:
+    def break_at_first(answer: http.client.HTTPResponse, size: int = -1) -> bytes:
         for error in failing:
             raise error
         return read(answer, size)
 
-    monkeypatch.setattr(http.client.HTTPResponse, "read", break_at_first)
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", break_at_first)
     assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
     assert len(server.asked) == 3
 
@@ -171,3 +174,90 @@ def test_no_space(server: FileServer, tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DownloadError, match=r"no space for file.bin .*No space left on device"):
         download(remote(server), tmp_path / "file.bin")
     assert left(tmp_path) == []
+
+
+class Says:
+    """A server that answers every request with these bytes, one after the other with a pause, and then hangs up."""
+
+    def __init__(self, *parts: bytes, pause: float = 0.0) -> None:
+        self.parts, self.pause = parts, pause
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/file.bin"
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self) -> None:
+        while not self.ended.is_set():
+            line, _ = self.listener.accept()
+            with line, contextlib.suppress(OSError):
+                line.recv(1 << 16)
+                for part in self.parts:
+                    if self.ended.wait(self.pause):
+                        return
+                    line.sendall(part)
+
+    def __enter__(self) -> "Says":
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.ended.set()
+        socket.create_connection(self.listener.getsockname()).close()
+        self.thread.join()
+        self.listener.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"Content-Length: \xc2\xb2\r\n\r\nab",
+        OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\nab",
+        OK + b"Content-Length: 1" + b"0" * 400 + b"\r\n\r\nab",
+        OK + b"Content-Length: -5\r\n\r\nab",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nab",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 300 + b"\r\nab",
+        b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 100 + b".example/\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n",
+        b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 7-9/10\r\nContent-Length: 2\r\n\r\nab",
+        b"no answer at all\r\n\r\n",
+        b"",
+    ],
+)
+def test_every_wrong_answer_is_a_download_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes) -> None:
+    without_proxies(monkeypatch)
+    with Says(answer) as server:
+        with contextlib.suppress(DownloadError):
+            assert download(Remote(urls=(server.url,)), tmp_path / "file.bin").read_bytes() == b"ab"
+        with contextlib.suppress(DownloadError):
+            ask(server.url)
+    assert left(tmp_path) in ([], ["file.bin"], ["file.bin.part"])
+
+
+@pytest.mark.parametrize("head", [b"", OK])
+def test_a_server_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: bytes) -> None:
+    """A byte or a header now and then keeps a socket's time limit from passing: for ever, before."""
+    without_proxies(monkeypatch)
+    monkeypatch.setattr(module, "_SLOW_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(module, "ATTEMPTS", 2)
+    drops = [b"\r\n"] + [b"x"] * 400 if head else [b"X-Field: y\r\n"] * 400
+    with Says(head or OK, *drops, pause=0.05) as server:
+        began = time.monotonic()
+        with pytest.raises(DownloadError, match=r"came in 0 s|no answer within 0 s"):
+            download(Remote(urls=(server.url,)), tmp_path / "file.bin")
+        assert time.monotonic() - began < 15, "20 s and more otherwise"
+
+
+def test_a_signed_address_is_in_no_message(server: FileServer, tmp_path: Path) -> None:
+    for address in (f"{server.url}/none?token=SECRET", "http://user:SECRET@127.0.0.1:1/x", "http://a b/?SECRET"):
+        for work in (lambda url: download(Remote(urls=(url,)), tmp_path / "x"), ask):
+            with contextlib.suppress(DownloadError):
+                assert work(address).status == 404  # pyright: ignore[reportAttributeAccessIssue]
+                continue
+            with pytest.raises(DownloadError) as caught:
+                work(address)
+            assert "SECRET" not in str(caught.value), address

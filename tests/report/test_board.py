@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -176,6 +177,39 @@ def test_it_is_read_only_and_serves_only_who_names_this_host(place, serve):
     assert ask("/api/runs", host="evil.example")[0] == 403, "another site's name that leads here"
     assert ask("/api/runs", host="localhost:1234")[0] == 200
     assert ask("/", "HEAD") == (200, "")
+
+
+def test_requests_that_are_no_addresses_are_refused_before_anything_is_read(place, serve, capfd):
+    ask = serve(place)
+    assert ask("http://[::1")[0] == 400
+    for host in ("[::1]x", "[::1", "localhost:", "127.0.0.1:80:90", "", "localhost:1234567"):
+        assert ask("/api/runs", host=host)[0] == 403, host
+    assert ask("/api/runs", host="[::1]:80")[0] == 200
+    assert ask("http://[::1", host="evil.example")[0] == 403, "who asks comes first"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_no_page_may_be_framed(place):
+    with serving(place) as port:
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        line.request("GET", "/")
+        assert "frame-ancestors 'none'" in (line.getresponse().getheader("Content-Security-Policy") or "")
+        line.close()
+
+
+def test_records_with_a_hole_take_no_memory(place, serve):
+    records = place / "good" / "metrics.jsonl"
+    before = records.read_bytes()
+    with records.open("r+b") as file:
+        file.truncate(1 << 30)  # a gigabyte of zeros after the last record
+    ask = serve(place)
+    tracemalloc.start()
+    (row,) = [row for row in answer(ask, "/api/runs")["runs"] if row["id"] == "good"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert row["cells"][0]["text"] == "90.00 %", "what stands before the hole counts"
+    assert peak < 64 << 20, "over 2 GiB before"
+    records.write_bytes(before)
 
 
 def test_a_token_is_needed_where_there_is_one(place, serve):

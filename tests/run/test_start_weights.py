@@ -1,16 +1,20 @@
 """Runs that start from weights of elsewhere, and runs that leave part of the network alone."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
 
 from headrace.checkpoint.store import load
+from headrace.cli.main import main
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tensor_file import write_safetensors
 from headrace.reference.entrance import resolve
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, read_records
+from tests.core.file_server import FileServer, serving, without_proxies
 
 from .conftest import QUICK, assert_same_bits, final_state
 
@@ -75,6 +79,44 @@ def test_without_training_the_weights_become_a_checkpoint(quick, first):
     made = train(quick(**SHORT | {"validation": True}, training=False, init_from=str(first)))
     assert made.step == 0
     assert_same_bits(weights_of(final_state(first)), weights_of(final_state(made.directory)))
+
+
+def test_a_signed_address_is_in_no_file_of_a_run(first, tmp_path, monkeypatch):
+    """A token in --weights stood in config.json, metrics.jsonl, the log, the report, init.json and every manifest."""
+    without_proxies(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with serving(FileServer()) as server:
+        content = write_safetensors(weights_of(final_state(first)), {})
+        server.files["/w.safetensors?token=SECRETQUERY"] = content
+        address = f"{server.url}/w.safetensors?token=SECRETQUERY"
+        options = {name: str(value) for name, value in SHORT.items()}
+        words = [word for name, value in (QUICK | options).items() for word in _words(name, value)]
+        command = ["train", "--config", "none", *words, "--weights", address, "--log-dir", str(tmp_path / "runs")]
+        monkeypatch.setattr("sys.argv", ["headrace", *command])
+        assert main(command) == 0
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {"config.json", "metrics.jsonl", "log.txt", "report.html", "init.json"} <= {file.name for file in files}
+    assert [file for file in files if b"SECRETQUERY" in file.read_bytes() or "SECRET" in file.name] == []
+    (config,) = tmp_path.glob("runs/*/config.json")
+    assert "/w.safetensors?private=" in config.read_text()
+
+
+def _words(name, value):
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return [f"--{name.replace('_', '-')}", text]
+
+
+def test_a_disk_that_fails_at_the_start_ends_in_words(quick, tmp_path, monkeypatch):
+    """An error of fsync or of truncating the lock was a traceback, where later ones were messages."""
+    for name in ("fsync", "truncate"):
+        with monkeypatch.context() as patched:
+
+            def fail(*_: object) -> None:
+                raise OSError(errno.EIO, "Input/output error")
+
+            patched.setattr(os, name, fail)
+            with pytest.raises((CheckpointError, ConfigError), match="Input/output error"):
+                train(quick(**SHORT, log_dir=str(tmp_path / name)))
 
 
 LARS = {"momentum": 0.9, "weight_decay": 0.01, "eeta": 0.1, "epsilon": 0}

@@ -5,12 +5,16 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import headrace
+from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError, DownloadError
 from headrace.weights import named
 from headrace.weights.named import (
@@ -257,6 +261,44 @@ def test_an_address_with_and_without_a_checksum(hub: Hub, tmp_path: Path) -> Non
         find_file(f"{hub.url}/missing.pth")
 
 
+def test_a_signed_address_is_downloaded_and_only_its_hidden_form_is_kept(hub: Hub, tmp_path: Path) -> None:
+    hub.files["/w.pth?token=SECRET"] = DATA
+    address = f"{hub.url}/w.pth?token=SECRET"
+    hidden = hide_addresses(address)
+    assert find_file(hidden).read_bytes() == DATA
+    assert not any("SECRET" in name for name in left(tmp_path))
+    number = len(hub.asked)
+    # a process that continues the run has the cached file, without the secret; one without either says what it needs
+    program = "import sys; from headrace.weights.named import find_file; print(find_file(sys.argv[1]))"
+    again = subprocess.run(
+        [sys.executable, "-c", program, hidden],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parents[1])},
+    )
+    assert Path(again.stdout.strip()).read_bytes() == DATA
+    assert len(hub.asked) == number
+    with pytest.raises(DownloadError, match="was given with a query or a password, which is not stored"):
+        find_file("https://host.example/w.pth?private=0123456789ab")
+
+
+@pytest.mark.parametrize("revision", ["/abs/path", "a//b", "a/./b", "..", ".", "x" * 300, "a/" + "y" * 5000, "a/"])
+def test_a_revision_that_would_lead_out_of_the_cache_is_refused(hub: Hub, tmp_path: Path, revision: str) -> None:
+    victim = tmp_path / "victim.txt"
+    victim.write_text("precious")
+    with pytest.raises(DownloadError, match="names no repository"):
+        HubRepo.parse(f"a/b@{revision}" if revision != "/abs/path" else f"a/b@{victim}")
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("etag", [".", "..", "a" * 300])
+def test_an_etag_that_is_no_name_of_a_file_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch, etag: str) -> None:
+    monkeypatch.setattr(named, "_etag", lambda head: etag)
+    with pytest.raises(DownloadError, match="does not answer as a Hugging Face hub"):
+        hub_file(HubRepo(name=REPO), ("model.safetensors",))
+
+
 def test_names_that_cannot_be_right() -> None:
     with pytest.raises(ConfigError, match=r"no known weights timm/resnet5O.a1_in1k. Did you mean timm/resnet"):
         facts_of("timm/resnet5O.a1_in1k")
@@ -320,6 +362,9 @@ def test_what_a_repository_says(hub: Hub) -> None:
             r"no network of timm \(ResNetForImages\)",
         ),
         (b'{"architecture": "resnet50", "num_classes": "many"}', "not as timm writes it"),
+        (b'{"architecture": "resnet50", "num_classes": 1, "input_size": [3, 1e400]}', "not as timm writes it"),
+        (b'{"architecture": "resnet50", "num_classes": 1, "input_size": []}', "not as timm writes it"),
+        (b'{"architecture": "resnet50", "num_classes": 1, "crop_pct": 0}', "not as timm writes it"),
     ],
 )
 def test_a_repository_that_describes_something_else(hub: Hub, config: bytes, problem: str) -> None:

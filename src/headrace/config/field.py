@@ -18,6 +18,7 @@ from headrace.rows.values import (
     KIND_OF_TYPE,
     MAPPING,
     NONE_WORDS,
+    PLACE,
     TEXT,
     Kind,
     Limit,
@@ -97,7 +98,7 @@ class Option:
         """Return the value that `raw` stands for, or refuse it with the option's help text."""
         raw = _plain(raw)
         # For a text, `none` is a value: compilation_cache_dir none is off, and not the same as unset.
-        none_words = () if self.kind is TEXT else NONE_WORDS
+        none_words = () if self.kind in (TEXT, PLACE) else NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
             return None
         if self.kind is BOOL:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from headrace.config.field import COMMAND_LINE, Facts, Rule, idle, option
 from headrace.core.errors import ConfigError, nearest
-from headrace.rows.values import above, at_least, between, factors_by_pattern, fraction, regular_expressions
+from headrace.rows.values import PLACE, above, at_least, between, factors_by_pattern, fraction, regular_expressions
 
 # The networks by name, without what they are made of: family, size, image size, and the options each family has.
 #
@@ -448,6 +448,7 @@ class Weights:
         "(torch's .pth, .safetensors, Keras' .h5), a Headrace checkpoint or run. Their network and preprocessing come "
         "with them.",
         aliases=("init_from", "init_path"),
+        kind=PLACE,
     )
     init_ema: bool = option(False, "Use the averaged weights (EMA) of a checkpoint instead of the raw ones.")
     init_min_loaded: float = option(

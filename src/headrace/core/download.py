@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -21,16 +22,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from headrace.core import __version__
+from headrace.core.addresses import hide_addresses
 from headrace.core.errors import DownloadError
 from headrace.core.files import sync_directory
 from headrace.core.units import format_bytes
 
 ATTEMPTS = 5  # in a row without a new byte, for each address
 _CHUNK = 1 << 18
-_TIMEOUT_SECONDS = 30.0  # without a byte; a whole download may take as long as it takes
+_TIMEOUT_SECONDS = 30.0  # without a byte
+_ANSWER_SECONDS = 60.0  # until all headers are there
+# A whole download may take as long as it takes, but a server that sends a byte now and then is given up.
+_SLOW_SECONDS, _SLOW_BYTES = 120.0, 1 << 16
 _BACK_OFF_SECONDS = 0.5  # doubled after each attempt
 
 Tell = Callable[[int, int | None], None]  # (bytes that have arrived, bytes of the whole file if known)
@@ -108,18 +113,45 @@ def ask(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Head:
     for attempt in range(ATTEMPTS):
         time.sleep(_BACK_OFF_SECONDS * 2**attempt if attempt else 0)
         try:
-            with urllib.request.build_opener(_SameHost()).open(request, timeout=_TIMEOUT_SECONDS) as answer:
+            with _open(urllib.request.build_opener(_SameHost()), request) as answer:
                 return Head(status=answer.status, headers=answer.headers)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code not in _TRANSIENT:
                 return Head(status=error.code, headers=error.headers)
             problem = f"the server answers {error.code} {error.reason}"
-        except (OSError, http.client.HTTPException) as error:
+        except _NETWORK_ERRORS as error:
             problem = _words(error)
     raise DownloadError(
-        f"{url} cannot be reached: {problem}.", remedy="Check the network, the address and the proxy variables."
+        f"{hide_addresses(url)} cannot be reached: {problem}.",
+        remedy="Check the network, the address and the proxy variables.",
     )
+
+
+# What a server can make of a request. ValueErrors (UnicodeError is one) come from its own words: a redirection to a
+# host that is none, the size of a chunk that is no number.
+_NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
+
+
+def _open(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> http.client.HTTPResponse:
+    """Open an address; TimeoutError if its headers are not there in time, however busily they drip."""
+    ended: list[Any] = []
+
+    def work() -> None:
+        try:
+            ended.append(opener.open(request, timeout=_TIMEOUT_SECONDS))
+        except Exception as error:
+            ended.append(error)
+
+    # In a thread, because the time limit of a socket is that of one byte. One that is given up ends with its socket.
+    thread = threading.Thread(target=work, name="open-address", daemon=True)
+    thread.start()
+    thread.join(_ANSWER_SECONDS)
+    if not ended:
+        raise TimeoutError(f"no answer within {_ANSWER_SECONDS:.0f} s")
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+    return ended[0]
 
 
 def _refuse_address(url: str) -> None:
@@ -132,12 +164,29 @@ def _refuse_address(url: str) -> None:
         right = False
     if not right:
         raise DownloadError(
-            f"{url} is no address of a file to download.",
+            f"{_short(hide_addresses(url.partition('?')[0]))} is no address of a file to download.",
             rule="It begins with https:// or http://, and what is not ASCII is escaped: a space is %20.",
         )
 
 
-class _SameHost(urllib.request.HTTPRedirectHandler):
+def _short(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirections, and closes the answer of one that leads to no address."""
+
+    def http_error_302(self, req, fp, code, msg, headers):
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+class _SameHost(_Redirects):
     """Follows a redirection within the host, which may have a new name for the file, and no other."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
@@ -179,7 +228,7 @@ def _from_any(remote: Remote, partial: Path, tell: Tell) -> None:
         try:
             return _from_url(url, remote.headers, partial, tell)
         except _Unavailable as error:
-            problems.append(f"{url}: {error}")
+            problems.append(f"{hide_addresses(url)}: {error}")
     kept = f" {format_bytes(partial.stat().st_size)} are kept in {partial}." if partial.is_file() else ""
     raise DownloadError(
         f"{remote.name} could not be downloaded: {'; '.join(problems)}.{kept}",
@@ -199,9 +248,10 @@ def _from_url(url: str, headers: tuple[tuple[str, str], ...], partial: Path, tel
     failed = 0
     while True:
         before = partial.stat().st_size if partial.is_file() else 0
-        opener = urllib.request.build_opener()  # a new one: the shared one would remember the proxies of its first use
+        # A new one: the shared one would remember the proxies of its first use.
+        opener = urllib.request.build_opener(_Redirects())
         try:
-            answer = opener.open(_request(url, headers, before), timeout=_TIMEOUT_SECONDS)
+            answer = _open(opener, _request(url, headers, before))
         except urllib.error.HTTPError as error:
             error.close()
             problem = f"the server answers {error.code} {error.reason}"
@@ -211,7 +261,7 @@ def _from_url(url: str, headers: tuple[tuple[str, str], ...], partial: Path, tel
                 partial.unlink()  # the part of another file, which had this address before
             elif error.code not in _TRANSIENT:
                 raise _Unavailable(problem) from None
-        except (OSError, http.client.HTTPException) as error:
+        except _NETWORK_ERRORS as error:
             problem = _words(error)
         else:
             with answer:
@@ -227,7 +277,7 @@ def _from_url(url: str, headers: tuple[tuple[str, str], ...], partial: Path, tel
 
 def _words(error: Exception) -> str:
     reason = getattr(error, "reason", error)
-    return str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+    return _short(hide_addresses(str(getattr(reason, "strerror", None) or reason or type(error).__name__)))
 
 
 def _request(url: str, headers: tuple[tuple[str, str], ...], start: int) -> urllib.request.Request:
@@ -240,11 +290,14 @@ def _request(url: str, headers: tuple[tuple[str, str], ...], start: int) -> urll
 
 def _receive(answer: http.client.HTTPResponse, partial: Path, start: int, tell: Tell) -> bool:
     """Append what the server sends; say whether the file is complete."""
-    resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    resumed = bool(start) and answer.status == 206
+    if answer.status == 206 and not (resumed and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")):
+        raise _Unavailable("the server sends another part of the file than it was asked for")
     if not resumed:
         start = 0  # the server sends the whole file
     length = answer.headers.get("Content-Length", "")
-    total = start + int(length) if length.isdigit() else None
+    # No number of more digits is a size: int() refuses thousands of them, and isdigit takes a raised two for one.
+    total = start + int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
     if total is not None and total - start > shutil.disk_usage(partial.parent).free:
         raise OSError(errno.ENOSPC, f"{format_bytes(total - start)} are needed")
     with partial.open("r+b" if resumed else "wb") as file:
@@ -259,15 +312,20 @@ def _copy(
     answer: http.client.HTTPResponse, file: IO[bytes], done: int, tell: Callable[[int], None]
 ) -> tuple[int, bool]:
     """Return how many bytes are there then, and whether the server said that these are all."""
+    since, then = time.monotonic(), done
     while True:
         try:
-            data = answer.read(_CHUNK)
+            data = answer.read1(_CHUNK)  # what is there: read() would wait until a whole chunk has dripped in
         except http.client.IncompleteRead as error:
             file.write(error.partial)
             return done + len(error.partial), False
         # An answer in chunks names no length: that it was cut off shows here only. TLS raises plain OSErrors.
-        except (OSError, http.client.HTTPException):
+        except _NETWORK_ERRORS:
             return done, False
+        if time.monotonic() - since > _SLOW_SECONDS:
+            if done + len(data) - then < _SLOW_BYTES:
+                raise _Unavailable(f"only {done + len(data) - then:,} bytes came in {_SLOW_SECONDS:.0f} s")
+            since, then = time.monotonic(), done
         if not data:
             return done, True
         file.write(data)

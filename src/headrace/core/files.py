@@ -37,6 +37,23 @@ def entries_of(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return infos
 
 
+# The longest name of a file that Linux, macOS and Windows all take.
+_LONGEST_NAME = 255
+
+
+def path_inside(folder: Path, name: str) -> Path:
+    """Return the path that a name from elsewhere has in a folder; ValueError if it could lead out of it.
+
+    A name of several parts has slashes between them; no part is empty, `.`, `..` or too long for a file.
+    """
+    for part in name.split("/"):
+        if part in ("", ".", "..") or "\\" in part or not part.isprintable():
+            raise ValueError(f"{name[:80]!r} is no name of a file")
+        if len(part.encode(errors="surrogatepass")) > _LONGEST_NAME:
+            raise ValueError(f"{name[:40]!r}... is too long for the name of a file: {len(part):,} letters")
+    return folder / name
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable: a rename survives a power failure only after this."""
     handle = os.open(directory, os.O_RDONLY)

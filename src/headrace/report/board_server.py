@@ -7,6 +7,7 @@ answers under a name of its own) and, where one is set, know the token.
 
 import hmac
 import json
+import re
 import socket
 import threading
 import time
@@ -282,16 +283,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self._answer(), body=False)
 
     def _answer(self) -> _Answer:
-        address = urlsplit(self.path)
+        # A page elsewhere could have a name of its own lead to this address, and read the answers as its own.
+        if self.allowed.hosts is not None and _host(self.headers.get("Host", "")) not in self.allowed.hosts:
+            return _refused(HTTPStatus.FORBIDDEN)
         try:
+            address = urlsplit(self.path)  # which may be one of IPv6 without its other bracket
             query = parse_qs(address.query, max_num_fields=100)
         except ValueError:
             return _refused(HTTPStatus.BAD_REQUEST)
-        host = self.headers.get("Host", "")
-        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        # A page elsewhere could have a name of its own lead to this address, and read the answers as its own.
-        if self.allowed.hosts is not None and host not in self.allowed.hosts:
-            return _refused(HTTPStatus.FORBIDDEN)
         given = query.get("token", [""])[0]
         if self.allowed.token and not hmac.compare_digest(given.encode(), self.allowed.token.encode()):
             return _refused(HTTPStatus.FORBIDDEN)
@@ -304,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {
             "Content-Type": answer.kind,
             "Content-Length": str(len(answer.body)),
-            "Content-Security-Policy": page_policy(),
+            "Content-Security-Policy": f"{page_policy()}; frame-ancestors 'none'",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",  # an address may hold the token
             "Cache-Control": "no-store",
@@ -320,6 +319,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: a page asks every two seconds."""
+
+
+def _host(text: str) -> str:
+    """Return the host of `host`, `host:port` or `[address]:port`; "" for anything else."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]{1,5})?", text)
+    return (found[1] or found[2]) if found else ""
 
 
 def _refused(status: HTTPStatus) -> _Answer:

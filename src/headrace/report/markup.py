@@ -60,7 +60,10 @@ def _file(name: str) -> str:
 
 
 def page_policy() -> str:
-    """Return the content security policy of all pages: nothing from elsewhere, and no script but ours, by its hash."""
+    """Return the content security policy of all pages: nothing from elsewhere, and no script but ours, by its hash.
+
+    A server adds who may show the page in a frame, which a page cannot say of itself.
+    """
     digest = base64.b64encode(hashlib.sha256(_file("page.js").encode()).digest()).decode()
     # Styles may be inline, since bars and cells have their widths and shades in attributes; scripts may not.
     return (

@@ -28,6 +28,7 @@ _UNNAMED = ("folder", "tfrecord", "tar", "packed", "csv", "npz", "parquet")  # k
 _DEPTH = 3  # of directories below the one that is listed
 _MOST_ENTRIES = 20_000  # of directories looked into
 _MOST_BYTES = 64 << 20  # of a JSON file
+_LONGEST_LINE = 1 << 22  # of records: a validation of 1,000 classes has 40 kB
 # The lines of these kinds are read; of the many others only the last training record matters.
 # By their beginning: a record's kind is always the first entry of its line.
 _READ = tuple(f'{{"kind": "{kind.kind}"'.encode() for kind in (RunStart, ValidationRecord, RunEnd))
@@ -155,20 +156,39 @@ def read_summary(path: Path) -> RunSummary:
     if not file.is_file():
         return RunSummary(path=path, state=_without_end(path, NOT_STARTED), options=saved["values"])
     try:
-        lines, modified = file.read_bytes().split(b"\n"), file.stat().st_mtime
+        lines, modified = _telling_lines(file), file.stat().st_mtime
     except OSError as error:
         problem = f"{METRICS_FILE}: {error.strerror}"
         return RunSummary(path=path, state=UNREADABLE, problem=problem, options=saved["values"])
     return _summarize(path, saved["values"], lines, modified)
 
 
+def _telling_lines(file: Path) -> list[bytes]:
+    """Return the lines that a summary is made of: all but those of training, of which the last one comes last.
+
+    Read piece by piece: records of every step of a long run, or a file with a hole in it, are not taken into memory.
+    """
+    telling, last_train = [], b""
+    with file.open("rb") as records:
+        while line := records.readline(_LONGEST_LINE):
+            if not line.endswith(b"\n"):
+                if len(line) < _LONGEST_LINE:
+                    break  # still being written, or was when the process was killed
+                while line and not line.endswith(b"\n"):  # no record of ours is that long
+                    line = records.readline(_LONGEST_LINE)
+            elif line.startswith(_TRAIN):
+                last_train = line
+            elif line.startswith(_READ):
+                telling.append(line)
+    return [*telling, last_train] if last_train else telling
+
+
 def _summarize(path: Path, options: Mapping[str, object], lines: list[bytes], modified: float) -> RunSummary:
     start: RunStart | None = None
     end: RunEnd | None = None
+    last_train: TrainRecord | None = None
     validations, bad = [], 0
-    # What follows the last newline is still being written, or was when the process was killed.
-    last_train = next((line for line in reversed(lines[:-1]) if line.startswith(_TRAIN)), None)
-    for line in (*(line for line in lines[:-1] if line.startswith(_READ)), *([last_train] if last_train else ())):
+    for line in lines:
         try:
             record = parse_record(line)
         except ValueError:
@@ -189,7 +209,7 @@ def _summarize(path: Path, options: Mapping[str, object], lines: list[bytes], mo
         options=options,
         start=start,
         end=end,
-        last_train=last_train if isinstance(last_train, TrainRecord) else None,
+        last_train=last_train,
         validations=tuple(validations),
         modified=modified,
     )

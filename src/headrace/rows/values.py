@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.core.addresses import hide_addresses
 from headrace.core.files import parse_json
 from headrace.core.units import parse_bytes
 
@@ -82,6 +83,11 @@ def read_text(raw: object) -> str:
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
         raise ValueError
     return str(raw)
+
+
+def read_place(raw: object) -> str:
+    """Read a path, a name or an address; what opens something private is known to this process alone."""
+    return hide_addresses(read_text(raw))
 
 
 def read_words(raw: object) -> tuple[str, ...]:
@@ -175,6 +181,7 @@ INT = Kind(description="a whole number", metavar="N", read=read_int)
 FLOAT = Kind(description="a number", metavar="X", read=read_float)
 FRACTION = Kind(description="a number or a fraction, such as 1/3", metavar="X", read=read_fraction)
 TEXT = Kind(description="a text", metavar="TEXT", read=read_text)
+PLACE = Kind(description="a path, a name or an address", metavar="TEXT", read=read_place)
 WORDS = Kind(description="a list of words", metavar="WORD", read=read_words, many=True)
 NUMBERS = Kind(description="a list of whole numbers", metavar="N", read=read_numbers, many=True)
 FLOATS = Kind(description="a list of numbers", metavar="X", read=read_floats, many=True)

@@ -13,6 +13,7 @@ from headrace.checkpoint.saver import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints, remove_leftovers
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, to_saved
 from headrace.config.schema import Config
+from headrace.core.addresses import hide_addresses
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import LOCK_FILE, DirectoryLock, lock_directory, parse_json, sync_directory, write_atomic
 from headrace.reference import entrance
@@ -222,7 +223,8 @@ def parts_of(custom: Mapping[str, Any]) -> tuple[str, ...]:
 def command_line(argv: Sequence[str]) -> list[str]:
     """Return the words of a command with its program's name, without the folder that the program is in."""
     program = Path(argv[0]).name if argv and argv[0] else "python"
-    return ["headrace" if program == "__main__.py" else program, *argv[1:]]  # python -m headrace
+    words = map(hide_addresses, argv[1:])  # a signed address is nothing to keep
+    return ["headrace" if program == "__main__.py" else program, *words]  # python -m headrace
 
 
 def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str]) -> None:

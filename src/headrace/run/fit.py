@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.store import restore_tree
+from headrace.checkpoint.store import restore_tree, write_error
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
@@ -524,8 +524,15 @@ def _open_recorder(
         sinks = open_sinks(directory.path, console, trackers=trackers, check=directory.check)
         return directory, past, stack.enter_context(closing(sinks))
 
+    def open_or_refuse() -> tuple[RunDirectory, Past, Sinks]:
+        try:
+            return open_run()
+        except OSError as error:  # a disk that fails: of an fsync the error names no file
+            place = restored.directory.path if restored else Path(config.logging.log_dir)
+            raise write_error(Path(os.fsdecode(error.filename)) if error.filename else place, error) from error
+
     # Only process 0 makes files. The others learn the path from it: its name contains the time.
-    opened = group.on_first_process(open_run)
+    opened = group.on_first_process(open_or_refuse)
     path = group.broadcast(str(opened[0].path) if opened else None)
     directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
     recorder = RunRecorder(

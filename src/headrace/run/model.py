@@ -23,6 +23,7 @@ from headrace.checkpoint.store import save
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
+from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
@@ -137,7 +138,7 @@ class Model:
         self._recipe = config or self._recipe
         self._code_network: Network | None = None  # given by code
         self._network: Network | None = None
-        self._weights_from = str(weights) if weights is not None else None
+        self._weights_from = hide_addresses(str(weights)) if weights is not None else None
         self._facts = facts_of(self._weights_from) if self._weights_from is not None else None
         if network is not None and not isinstance(network, str | Network | Sequence):
             if not callable(network) and not hasattr(network, "apply"):

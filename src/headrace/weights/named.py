@@ -1,7 +1,6 @@
 """Weights by name: published ones, files of the Hugging Face hub and addresses, which are downloaded if necessary."""
 
 import csv
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.config.load import network_options
+from headrace.core.addresses import address_digits, whole_address
 from headrace.core.download import Head, Remote, ask, download, terminal_progress
 from headrace.core.errors import ConfigError, DownloadError, nearest
-from headrace.core.files import cache_directory, parse_json, write_atomic
+from headrace.core.files import cache_directory, parse_json, path_inside, write_atomic
 from headrace.core.tensor_file import read_note
 from headrace.data.sets.catalog import IMAGENET_MEAN, IMAGENET_STD
 
@@ -147,10 +147,17 @@ class HubRepo:
     def parse(text: str) -> "HubRepo":
         """Return the repository that `OWNER/NAME` or `OWNER/NAME@REVISION` means."""
         name, _, revision = text.partition("@")
-        if not _REPO.fullmatch(name) or ".." in text or not re.fullmatch(r"[\w./-]*", revision):
+        try:
+            if not _REPO.fullmatch(name) or ".." in text or not re.fullmatch(r"[\w./-]*", revision):
+                raise ValueError
+            # Both become paths in the cache.
+            path_inside(Path(), name)
+            path_inside(Path(), revision or "main")
+            path_inside(Path(), _folder_of(name))
+        except ValueError:
             raise DownloadError(
-                f"hf:{text} names no repository.", rule="It is hf:OWNER/NAME, or hf:OWNER/NAME@REVISION."
-            )
+                f"hf:{text[:200]} names no repository.", rule="It is hf:OWNER/NAME, or hf:OWNER/NAME@REVISION."
+            ) from None
         return HubRepo(name=name, revision=revision or "main")
 
     def __str__(self) -> str:
@@ -159,7 +166,11 @@ class HubRepo:
     @property
     def folder(self) -> Path:
         """Return where the cache keeps it."""
-        return hub_cache() / f"models--{self.name.replace('/', '--')}"
+        return hub_cache() / _folder_of(self.name)
+
+
+def _folder_of(name: str) -> str:
+    return f"models--{name.replace('/', '--')}"
 
 
 def hub_cache() -> Path:
@@ -252,11 +263,20 @@ def _refuse(repo: HubRepo, name: str, head: Head) -> None:
             ),
         )
     commit, etag = head.headers.get("X-Repo-Commit", ""), _etag(head)
-    if head.status >= 400 or not _COMMIT.fullmatch(commit) or not re.fullmatch(r"[\w.-]+", etag):
+    if head.status >= 400 or not _COMMIT.fullmatch(commit) or not _is_file_name(etag):
         raise DownloadError(
             f"{_endpoint()} does not answer as a Hugging Face hub: {head.status}, commit {commit or 'unknown'}.",
             remedy="Check HF_ENDPOINT and the proxy variables.",
         )
+
+
+def _is_file_name(text: str) -> bool:
+    """Say whether what a server sends can be the name of a file in the cache."""
+    try:
+        path_inside(Path(), text)
+    except ValueError:
+        return False
+    return re.fullmatch(r"[\w.-]+", text) is not None
 
 
 def _etag(head: Head) -> str:
@@ -365,15 +385,27 @@ def _download_row(row: Published) -> Path:
 
 def _download_address(name: str) -> Path:
     """Download the file at an address; `#sha256=DIGITS` after it says its checksum."""
-    url, _, fragment = name.partition("#")
+    address, _, fragment = name.partition("#")
     digits = fragment.removeprefix("sha256=").lower()
     if fragment and not re.fullmatch(r"[0-9a-f]{8,64}", digits):
         raise ConfigError(f"{name} ends in #{fragment}.", rule="It is #sha256= and 8 to 64 digits, or nothing.")
-    known = published_file(Remote(urls=(url,)).name)
+    remote = Remote(urls=(address,))
+    known = published_file(remote.name)
     checksum = digits or (known.sha256 if known else "")
-    remote = Remote(urls=(url,), checksum=f"sha256:{checksum}" if checksum else "")
-    place = _cache() / hashlib.sha256(url.encode()).hexdigest()[:12] / (remote.name or "file")
+    place = path_inside(_cache() / address_digits(address), _file_name(remote.name))
+    url = whole_address(address)
+    if url is None and not place.is_file():
+        raise DownloadError(
+            f"{name} was given with a query or a password, which is not stored, and its file is not in the cache.",
+            remedy="Give the whole address again with --weights, or the file itself.",
+        )
+    remote = Remote(urls=(url or address,), checksum=f"sha256:{checksum}" if checksum else "")
     return download(remote, place, partial(terminal_progress(), remote.name))
+
+
+def _file_name(name: str) -> str:
+    """Return the last part of an address as the name of a file; one that cannot be one is `file`."""
+    return name if _is_file_name(name) and not name.startswith(".") else "file"
 
 
 def _cache() -> Path:
@@ -427,7 +459,7 @@ def _facts_of_repository(repo: HubRepo) -> WeightFacts | None:
         )
     try:
         return _facts_of_description(network, config, form)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"config.json of hf:{repo} is not as timm writes it: {error!r}.") from None
 
 
