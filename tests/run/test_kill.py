@@ -39,6 +39,13 @@ EPOCHS = 15  # of a run that is cut six times and must not end before: with 5 it
 TIMES = ("images_per_second", "step_seconds", "infeed_wait_seconds", "elapsed_seconds", "seconds")
 TIME_COLUMNS = ("it_time", "img_per_sec", "total_time", "infeed_wait", "val_time")
 
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+
 # A moment is a row of waits. Each looks at the run directory once when its turn comes, and returns what to wait for.
 Wait = Callable[[Path], Callable[[], bool]]
 
@@ -223,7 +230,9 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     process.send_signal(signal.SIGINT)
     assert finish(process) == 130
     assert time.monotonic() - begin < 10, "it waited for the call"
-    assert "Traceback" not in output.read_text()
+    shown = output.read_text()
+    assert shown.endswith(f"headrace: SIGINT: leaving at once\nnext        headrace resume {run_dir}\n")
+    assert "Traceback" not in shown
 
 
 @pytest.mark.parametrize(("has_begun", "said"), [(False, "stopping"), (True, "finishing the call and saving")])
@@ -236,17 +245,62 @@ def test_what_a_signal_is_answered_is_what_the_run_does(
     assert capsys.readouterr().err == f"headrace: SIGTERM: {said}; SIGINT exits at once\n"
 
 
-def test_only_a_second_ctrl_c_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the codes that the process would have exited with."""
+    codes: list[int] = []
+    monkeypatch.setattr("headrace.run.fit.os._exit", codes.append)
+    return codes
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("headrace.run.fit.time.monotonic", lambda: clock.now)
+    return clock
+
+
+def test_only_a_second_ctrl_c_or_a_late_sigterm_exits_at_once(exits: list[int], clock: Clock) -> None:
     """Slurm sends SIGTERM to the processes of a job that it preempts, and to srun, which forwards it."""
-    exits: list[int] = []
-    monkeypatch.setattr("headrace.run.fit._exit", exits.append)
     interrupt = Interrupt(quiet=True)
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         interrupt.receive(number)
         interrupt.handle(number, None)
+        clock.now += 1
     assert interrupt.signal_name == "SIGTERM"
     assert not exits
+    clock.now += 2
+    interrupt.receive(signal.SIGUSR1)
+    assert not exits
+    interrupt.receive(signal.SIGTERM)
     interrupt.receive(signal.SIGINT)
-    assert exits == [signal.SIGINT]
+    assert exits == [128 + signal.SIGTERM, 128 + signal.SIGINT]
     with pytest.raises(KeyboardInterrupt):
         interrupt.handle(signal.SIGINT, None)
+
+
+def test_what_does_not_end_after_a_signal_is_left(
+    exits: list[int], clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    interrupt = Interrupt()
+    interrupt.directory = Path("runs/my run")
+
+    def pass_seconds(seconds: float) -> None:
+        for _ in range(int(seconds * 2)):
+            clock.now += 0.5
+            interrupt.look(0.5)
+
+    interrupt.begin()
+    interrupt.receive(signal.SIGTERM)
+    pass_seconds(24)
+    interrupt.moved()  # a call has ended: the time counts anew, and the next one may take twice as long
+    pass_seconds(47)
+    clock.now += 3600
+    interrupt.look(3600)  # the machine was suspended
+    assert not exits
+    pass_seconds(3600)
+    assert set(exits) == {INTERRUPTED_EXIT_CODE}
+    assert capfd.readouterr().err.splitlines()[1:3] == [
+        "headrace: SIGTERM: nothing has ended for 48 s; leaving with what the last checkpoint holds",
+        "next        headrace resume 'runs/my run'",
+    ]

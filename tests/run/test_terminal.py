@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -10,15 +11,18 @@ import signal
 import struct
 import subprocess
 import sys
+import tarfile
 import termios
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE
 from tests.fork_server import Popen
-from tests.job.processes import start, wait_until
+from tests.job.processes import finish, start, wait_until
 
 TRAIN = shlex.split("""
     train --config none --dataset digits --model-name toy_model_bn --micro-batch-size 32 --weight-updates-per-epoch 20
@@ -103,3 +107,86 @@ def test_a_signal_while_programs_are_compiled_ends_the_run_at_once(tmp_path: Pat
     assert "training compiled" not in shown
     assert "Traceback" not in shown
     assert '"outcome": "interrupted"' in (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()[-1]
+
+
+def tar_set(folder: Path) -> Path:
+    """Write a shard of PNGs for training and one for validation."""
+    folder.mkdir()
+    numbers = np.random.default_rng(0)
+    for split in ("train", "val"):
+        with tarfile.open(folder / f"{split}.tar", "w") as archive:
+            for image in range(40):
+                png = io.BytesIO()
+                Image.fromarray(numbers.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(png, "PNG")
+                for name, content in (("png", png.getvalue()), ("cls", b"%d" % (image % 2))):
+                    entry = tarfile.TarInfo(f"{image}.{name}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+    return folder
+
+
+def start_on_tars(folder: Path, split: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a run whose threads soon wait, in the kernel, for a shard that is now a pipe without a writer."""
+    output, data = folder / "out.txt", tar_set(folder / "set")
+    words = ["--dataset", "tar", "--dataset-path", str(data), "--dataset-cache", "none", "--validation-cache", "none"]
+    lengths = [
+        "--image-size",
+        "32",
+        "--micro-batch-size",
+        "4",
+        "--num-epochs",
+        "400",
+        "--weight-updates-per-epoch",
+        "10",
+    ]
+    log = ["--log-dir", str(folder), "--progress", "plain", "--lr-warmup-params", "none"]
+    process = start([*TRAIN, *words, *lengths, *log], output)
+    wait_until(process, lambda: "validation  epoch" in output.read_text())
+    shard = data / f"{split}.tar"
+    shard.unlink()
+    os.mkfifo(shard)
+    sizes = []
+    while len(sizes) < 5 or sizes[-1] != sizes[-5]:  # until nothing is logged any more
+        time.sleep(0.4)
+        sizes.append(output.stat().st_size)
+    return process, output
+
+
+def test_a_signal_ends_a_run_that_waits_for_an_image(tmp_path: Path) -> None:
+    process, output = start_on_tars(tmp_path, "train")
+    sent = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process) == INTERRUPTED_EXIT_CODE, output.read_text()
+    assert time.monotonic() - sent < 20, "without the images it takes a second"
+    shown = output.read_text()
+    step = re.search(r"SIGTERM: (?:saved|stopped) at step (\d+)", shown)
+    assert step is not None, shown
+    assert (tmp_path / "x" / "checkpoints" / f"step_{int(step[1]):08}").is_dir()
+    assert shown.splitlines()[-1] == f"next        headrace resume {tmp_path / 'x'}"
+    assert "Traceback" not in shown
+
+
+def test_a_second_sigterm_ends_a_run_whatever_it_waits_for(tmp_path: Path) -> None:
+    process, output = start_on_tars(tmp_path, "val")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(6)
+    assert process.poll() is None
+    sent = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process) == 128 + signal.SIGTERM
+    assert time.monotonic() - sent < 5
+    last = ["headrace: SIGTERM: leaving at once", f"next        headrace resume {tmp_path / 'x'}"]
+    assert output.read_text().splitlines()[-2:] == last
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_run_whatever_it_waits_for(tmp_path: Path) -> None:
+    process, output = start_on_tars(tmp_path, "val")
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == INTERRUPTED_EXIT_CODE
+    assert 20 < time.monotonic() - sent < 40
+    assert output.read_text().splitlines()[-2:] == [
+        "headrace: SIGINT: nothing has ended for 25 s; leaving with what the last checkpoint holds",
+        f"next        headrace resume {tmp_path / 'x'}",
+    ]

@@ -17,6 +17,7 @@ import numpy as np
 from headrace.checkpoint.store import checkpoint_name, list_checkpoints, save, verify, write_error
 from headrace.core.errors import CheckpointError
 from headrace.core.files import parse_json, write_atomic
+from headrace.core.process import SAVING
 
 # Which checkpoints to keep: the best so far, listed in best.json, and the last ones; pruning the others.
 
@@ -176,7 +177,7 @@ class Saver:
         host = copy_to_host(arrays)
         blocked = time.perf_counter() - start
         # Not a daemon thread: the interpreter waits for it at exit, so that no save is cut short.
-        self._thread = threading.Thread(target=self._write, args=(host, dict(manifest), blocked), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(host, dict(manifest), blocked), name=SAVING)
         self._thread.start()
         return self.directory / checkpoint_name(manifest["step"])
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.cli.help import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, did_you_mean
-from headrace.core.process import leave_compiling
+from headrace.core.process import leave_threads
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     code = report(lambda: words)
     if argv is None:
-        leave_compiling(code)
+        leave_threads(code)
     return code
 
 
@@ -82,7 +82,7 @@ def run_script(script: str, argv: Sequence[str] | None = None) -> int:
     # Their options are not among those of the first screen of help.
     code = report(lambda: [HELP_ALL if word in HELP else word for word in SCRIPTS[script](arguments)])
     if argv is None:
-        leave_compiling(code)
+        leave_threads(code)
     return code
 
 

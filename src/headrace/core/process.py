@@ -125,13 +125,16 @@ def leave_devices(*, left: bool = True) -> None:
         _changed.notify_all()
 
 
-# Threads of this name may be left at the end of a program that was interrupted: a compilation cannot be.
-COMPILING = "compile"
+COMPILING, SAVING = "compile", "checkpoint"  # names of threads
+_MAY_BE_LEFT = (COMPILING, "feed", "read", "decode", "resident")  # beginnings of names
 
 
-def leave_compiling(code: int) -> None:
-    """End the process with this exit code if it compiles; Python would wait for it. Otherwise do nothing."""
-    if any(thread.name.startswith(COMPILING) for thread in threading.enumerate()):
+def leave_threads(code: int) -> None:
+    """End the process with this exit code if it compiles or decodes, since Python would wait. Otherwise do nothing.
+
+    A program that was interrupted leaves such threads: neither a compilation nor the decoding of an image can be ended.
+    """
+    if any(thread.name.startswith(_MAY_BE_LEFT) for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()

@@ -1,6 +1,8 @@
 """One training run, from its configuration to its last checkpoint. `fit()` reads top to bottom as the run."""
 
 import os
+import select
+import shlex
 import signal
 import sys
 import threading
@@ -8,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +23,12 @@ from headrace.checkpoint.store import restore_tree, write_error
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
-from headrace.core.errors import ConfigError
-from headrace.core.process import COMPILING, STOP_SIGNALS, catch_signals, leave_closed_terminal, leave_devices
+from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from headrace.core.process import COMPILING, SAVING, STOP_SIGNALS, catch_signals, leave_closed_terminal, leave_devices
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
-from headrace.data.feeding.feed import FeedOptions, TrainFeed
+from headrace.data.feeding.feed import FeedOptions, GivenUp, TrainFeed
 from headrace.data.sets.file_problem import FILE as BAD_FILE
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import compiles_alone, describe_compiler_options
@@ -105,15 +107,21 @@ from headrace.weights.convert import LoadedWeights, table_lines
 
 # Interruption: SIGTERM, SIGUSR1, SIGHUP (a closed terminal) or Ctrl-C ask the run to finish its call and save.
 #
-# After that, SIGINT (a second Ctrl-C) exits at once. The others count once: Slurm, which preempts or cancels a job,
-# sends SIGTERM to its processes and to srun, which forwards it, and means one request. SIGQUIT (Ctrl-\) prints where
-# every thread is, and the run continues.
+# After that, SIGINT (a second Ctrl-C) exits at once, and so does a SIGTERM that comes some seconds later. At first it
+# counts once, and the others always: Slurm, which preempts or cancels a job, sends SIGTERM to its processes and to
+# srun, which forwards it, and means one request. SIGQUIT (Ctrl-\) prints where every thread is, and the run continues.
+#
+# What does not end soon is left: an image that takes minutes to decode, a device or a file system that hangs.
 #
 # A thread receives the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or
 # compilation, and Python would run a handler only after that. Exiting at once is safe at any moment: it is what `kill
 # -9` does.
 
 
+_INSISTS_SECONDS = 5.0  # after the first SIGTERM; another one then is meant
+# Without a call, a validation batch or a checkpoint that ends, after a signal. Slurm kills 30 s after SIGTERM.
+_PATIENCE_SECONDS = 25.0
+_SAVING_SECONDS = 120.0  # the same while a checkpoint is being written: disks may be slow
 Programs = list[tuple[str, Compiled]]  # with their purposes
 _LOOK_SECONDS = 0.1  # between two looks for a signal while programs are compiled
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
@@ -125,22 +133,36 @@ class Interrupt:
     def __init__(self, quiet: bool = False) -> None:
         self.signal_name: str | None = None
         self.has_begun = False  # the first call: before it there is nothing to save
+        self.directory: Path | None = None  # of the run, to say how to resume it
         self._quiet = quiet
         self._times_handled = 0
+        self._received = 0.0
+        self._moved, self._longest = time.monotonic(), 0.0
 
     @property
     def requested(self) -> bool:
         return self.signal_name is not None
 
+    def begin(self) -> None:
+        """Note that the first call is next."""
+        self.has_begun, self._moved = True, time.monotonic()
+
+    def moved(self) -> None:
+        """Note that something has ended: a call, a validation batch, a checkpoint."""
+        now = time.monotonic()
+        self._moved, self._longest = now, max(self._longest, now - self._moved if self.has_begun else 0.0)
+
     def receive(self, number: int) -> None:
         """Handle a signal in the listening thread."""
+        now = time.monotonic()
         if self.requested:
             # Other signals come more than once for one request (see above); only a person presses Ctrl-C again on
             # purpose.
-            if number == signal.SIGINT:
-                _exit(number)
+            insists = number == signal.SIGTERM and now - self._received > _INSISTS_SECONDS
+            if number == signal.SIGINT or insists:
+                self._exit(f"{signal.Signals(number).name}: leaving at once", 128 + number)
             return
-        self.signal_name = signal.Signals(number).name
+        self.signal_name, self._received, self._moved = signal.Signals(number).name, now, now
         # The terminal is gone: writing to it would fail, and end the run that is about to save.
         if number == signal.SIGHUP:
             leave_closed_terminal()
@@ -149,6 +171,31 @@ class Interrupt:
             what = "finishing the call and saving" if self.has_begun else "stopping"
             text = f"headrace: {self.signal_name}: {what}; {again} exits at once"
             print(text, file=sys.stderr, flush=True)
+
+    def look(self, pause: float) -> None:
+        """Leave if nothing has ended for too long since the signal; `pause` is the time since the last look."""
+        if pause > 1:  # this process was stopped, or the machine suspended
+            self._moved += pause
+        # Where calls take long, since they were asked to or the network is large, the last of them may take so, too.
+        is_saving = any(thread.name == SAVING for thread in threading.enumerate())
+        patience = max(_PATIENCE_SECONDS, 2 * self._longest, _SAVING_SECONDS * is_saving)
+        if time.monotonic() - self._moved > patience:
+            text = f"nothing has ended for {patience:.0f} s; leaving with what the last checkpoint holds"
+            self._exit(f"{self.signal_name}: {text}", INTERRUPTED_EXIT_CODE)
+
+    def _exit(self, text: str, code: int) -> None:
+        """End the process at once; not at an interactive prompt, where `handle` raises KeyboardInterrupt instead."""
+        if hasattr(sys, "ps1"):
+            return
+        if not self._quiet:
+            if os.isatty(1):
+                os.write(1, _SHOW_CURSOR)
+            resumed = f"\nnext        headrace resume {shlex.quote(str(self.directory))}" if self.directory else ""
+            # Not by print: a thread that hangs may hold the stream's lock.
+            with suppress(OSError):
+                os.write(2, f"headrace: {text}{resumed}\n".encode())
+        # Not sys.exit, which would wait for threads that may be busy in a call or a compilation.
+        os._exit(code)
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal in the main thread: a second one ends the run of an interactive session, not the session."""
@@ -189,7 +236,14 @@ def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
 
 
 def _watch(reader: int, interrupt: Interrupt) -> None:
-    while numbers := os.read(reader, 16):
+    looked = time.monotonic()
+    while True:
+        while not select.select([reader], [], [], _LOOK_SECONDS if interrupt.requested else None)[0]:
+            interrupt.look(time.monotonic() - looked)
+            looked = time.monotonic()
+        looked = time.monotonic()
+        if not (numbers := os.read(reader, 16)):
+            return
         for number in numbers:
             if number in STOP_SIGNALS:
                 interrupt.receive(number)
@@ -206,16 +260,6 @@ def _print_threads() -> None:
     for ident in sorted(frames, key=lambda ident: ident == main):
         lines = traceback.format_stack(frames[ident])
         print(f"thread {names.get(ident, ident)}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)
-
-
-def _exit(number: int) -> None:
-    """End the process at once, except at an interactive prompt, where `handle` raises KeyboardInterrupt instead."""
-    if hasattr(sys, "ps1"):
-        return
-    if os.isatty(1):
-        os.write(1, _SHOW_CURSOR)
-    # Not sys.exit, which would wait for threads that may be busy in a call or a compilation.
-    os._exit(128 + number)
 
 
 # The run.
@@ -315,7 +359,13 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         interrupt = stack.enter_context(listen(quiet=not group.is_first))
         stack.enter_context(progress)
         recorder, directory = _open_recorder(prepared, stack, timeline, devices)
-        recorder.start_times, recorder.moved = times.seconds, progress.moved
+        interrupt.directory = directory.path
+
+        def moved() -> None:
+            progress.moved()
+            interrupt.moved()
+
+        recorder.start_times, recorder.moved = times.seconds, moved
         _say_first(prepared, recorder, devices, directory)
 
         ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends
@@ -332,11 +382,16 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         leave_devices(left=False)  # an interrupted run of this process may have
         # One for the programs of training, one for those of validation.
         threads = ThreadPoolExecutor(2, thread_name_prefix=COMPILING)
-        # Whoever interrupts a run does not wait for programs that it no longer needs; processes of a job leave as one.
-        stack.callback(lambda: threads.shutdown(wait=not (interrupt.requested and group.is_alone), cancel_futures=True))
+
+        # Whoever interrupts a run does not wait for programs that it no longer needs, or for images; processes of a job
+        # leave as one.
+        def is_left() -> bool:
+            return interrupt.requested and group.is_alone
+
+        stack.callback(lambda: threads.shutdown(wait=not is_left(), cancel_futures=True))
         if to_train:
-            opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
-            feed = stack.enter_context(closing(opened))
+            feed = opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
+            stack.callback(lambda: opened.close(wait=not is_left()))
             began, placed = time.perf_counter(), Future()
             compiling = threads.submit(calls.compile, state, feed, placed.result)
             with passing_failure_to(placed):
@@ -348,7 +403,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             if one_by_one and _wait_unless_interrupted(compiling, interrupt) is None:
                 return _leave(interrupt, recorder, ending, state, began)
         if config.validation.validation and (to_train or to_validate):
-            validator = stack.enter_context(closing(Validator(design, dataset, devices)))
+            validator = validating = Validator(design, dataset, devices)
+            stack.callback(lambda: validating.close(wait=not is_left()))
             if feed:
                 validator.prefetch(feed)
             if to_validate or not group.is_alone:  # several processes compile in one order
@@ -373,8 +429,12 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         traces = config.pipeline.trace_schedule and isinstance(calls.executor, Dispatcher)
         if config.run.compile_only and not traces:  # images are not needed, and decoding them all may take long
             return ending.reach("compiled")
-        with timeline.measure("wait"):  # a set that is kept on the device is decoded whole before the first call
-            block, resident = feed.next(), feed.resident
+        try:
+            with timeline.measure("wait"):  # a set that is kept on the device is decoded whole before the first call
+                feed.wait_for_resident(is_left)
+                block, resident = feed.next(given_up=is_left), feed.resident
+        except GivenUp:
+            return replace(_stop(interrupt.signal_name or "", recorder, ending, state), state=state)
         times.end("first_block")
         if traces and isinstance(calls.executor, Dispatcher) and plan.pipeline:
             place = directory.path if group.is_first else None
@@ -386,8 +446,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
         wanted = config.run.profile and group.is_first
         profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
-        interrupt.has_begun = True
-        training = _Training(prepared, calls, feed, recorder, validator, reader, profile, length, interrupt)
+        interrupt.begin()
+        training = _Training(prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left)
         state, stopped_by = training.run(state, block)
         recorder.fed(feed.stats, plan.feed)
         for text in describe_profile(profile, design, devices) if wanted else ():
@@ -586,6 +646,7 @@ class _Training:
     profile: CallProfile
     length: CallLength
     interrupt: Interrupt
+    is_left: Callable[[], bool]  # whether nobody waits for the images of another call
 
     def run(self, state: State, block: PyTree) -> tuple[State, str | None]:
         """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
@@ -599,8 +660,8 @@ class _Training:
                 # All processes must launch calls of the same length: the first one's measurement decides.
                 limit = self.profile.limit(self.length.update(self.recorder.step_seconds))
                 self.feed.limit(group.broadcast(limit))
-                with self.recorder.timeline.measure("wait"):
-                    block = self.feed.next(metrics["loss"])
+                with self.recorder.timeline.measure("wait"), suppress(GivenUp):
+                    block = self.feed.next(metrics["loss"], self.is_left)
                 stopped_by = self._asked_to_stop()  # waiting may have taken long
         self.reader.drain()
         return state, (stopped_by or "") if step < total_steps else None

@@ -173,9 +173,9 @@ class Validator:
         seconds = (time.perf_counter() - started.requested) / len(sums)
         return {name: (total, seconds) for name, total in sums.items()}
 
-    def close(self) -> None:
-        """End the feed's threads."""
-        self._feed.close()
+    def close(self, *, wait: bool = True) -> None:
+        """End the feed's threads; wait for what they are in the middle of, or do not."""
+        self._feed.close(wait=wait)
 
     def _place(self, state: State) -> dict[str, Any]:
         return {name: self._forward.place(weights) for name, weights in evaluated_weights(state).items()}

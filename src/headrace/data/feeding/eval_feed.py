@@ -163,12 +163,12 @@ class EvalFeed(SplitFeed):
         """Return the resident set and a block without values: shapes and devices, to compile with."""
         return self._resident and self._resident.described(), self._put(self._shapes(), "batches")
 
-    def close(self) -> None:
-        """Stop the threads."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop the threads; wait for what is being read, or do not."""
         self.gate.hurry(True)
-        super().close()
+        super().close(wait=wait)
         for worker in (self._read_worker, self._send_worker):
-            worker.shutdown(wait=True, cancel_futures=True)
+            worker.shutdown(wait=wait, cancel_futures=True)
         self._read.clear()
         self._sent.clear()
 

@@ -137,10 +137,10 @@ class BlockReader:
             list(self._pool.map(fill, starts))  # list: an exception in a thread is raised here
         return {"images": images.reshape(*shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
 
-    def close(self) -> None:
-        """Stop the threads without finishing the current block."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop the threads without finishing the current block; wait for what they are in the middle of, or do not."""
         self._closing.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> PyTree:
         images = self._source.read(*seen_samples(index, epoch, len(self._source)))
@@ -200,6 +200,7 @@ class Gate:
 
 GROWTH = 8  # of blocks and calls, each at most so many times the last: a first measurement may be far off
 _POLL_SECONDS = 0.001  # interval at which to check whether the device is still busy
+_LOOK_SECONDS = 0.1  # between two looks for a reason to give up waiting
 
 
 @dataclass
@@ -219,6 +220,21 @@ class InFlight(Protocol):
     """A result of a call that may still run, such as a jax.Array."""
 
     def is_ready(self) -> bool: ...
+
+
+class GivenUp(Exception):
+    """What was waited for is no longer wanted."""
+
+
+def wait_unless(future: Future[Any], given_up: Callable[[], bool]) -> None:
+    """Wait for a result; raise GivenUp as soon as it is no longer wanted."""
+    while not wait([future], timeout=_LOOK_SECONDS).done:
+        if given_up():
+            raise GivenUp
+
+
+def _never_given_up() -> bool:
+    return False
 
 
 class Prefetcher(Generic[What, Block]):
@@ -250,18 +266,18 @@ class Prefetcher(Generic[What, Block]):
         # One more than later, because none is in use yet: programs are compiled meanwhile, and there is time for it.
         self._submit(depth + 1)
 
-    def next(self, in_flight: InFlight | None = None) -> Block:
+    def next(self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = _never_given_up) -> Block:
         """Return the next block. Errors of the prefetching thread are raised here.
 
         `in_flight` is a result of the call that now runs: waiting is counted only after that call has ended. Without it
-        all waiting counts.
+        all waiting counts. Raises GivenUp once the block is no longer wanted.
         """
         if self._failure is not None:
             raise self._failure
         # What is waited for is submitted again only after it was taken: memory holds `depth` blocks and the one in
         # use.
         future = self._pending.popleft()
-        waited = _idle_seconds(future, in_flight)
+        waited = _idle_seconds(future, in_flight, given_up)
         try:
             block = future.result()
         except BaseException as error:
@@ -281,10 +297,10 @@ class Prefetcher(Generic[What, Block]):
         self._gate = gate
         self._report(0)
 
-    def close(self) -> None:
-        """Drop the prefetched blocks and stop the threads after their current blocks."""
-        self._readers.shutdown(wait=True, cancel_futures=True)  # first: the other waits for what is read
-        self._senders.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Drop the prefetched blocks and stop the threads after their current blocks; wait for these, or do not."""
+        self._readers.shutdown(wait=wait, cancel_futures=True)  # first: the other waits for what is read
+        self._senders.shutdown(wait=wait, cancel_futures=True)
         self._pending.clear()
 
     def _submit(self, num_blocks: int) -> None:
@@ -312,14 +328,14 @@ class Prefetcher(Generic[What, Block]):
         raise RuntimeError(f"The feed has no more blocks than {self._num_read}.")
 
 
-def _idle_seconds(future: Future[Any], in_flight: InFlight | None) -> float:
+def _idle_seconds(future: Future[Any], in_flight: InFlight | None, given_up: Callable[[], bool]) -> float:
     """Wait for a block and return how long the device was idle."""
     # Polled: there is no event for "a block or the devices are ready".
     while in_flight is not None and not in_flight.is_ready():
         if wait([future], timeout=_POLL_SECONDS).done:
             return 0.0
     start = time.perf_counter()
-    wait([future])
+    wait_unless(future, given_up)
     return time.perf_counter() - start
 
 
@@ -334,12 +350,17 @@ class SplitFeed:
         """The set kept on the devices, or None; waits until it is there."""
         return self._resident.arrays if self._resident is not None else None
 
-    def close(self) -> None:
-        """Stop the threads and drop prefetched blocks."""
-        if self._reader is not None:
-            self._reader.close()
+    def wait_for_resident(self, given_up: Callable[[], bool]) -> None:
+        """Wait until a set kept on the devices is there; raise GivenUp as soon as it is no longer wanted."""
         if self._resident is not None:
-            self._resident.close()
+            wait_unless(self._resident.made, given_up)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Stop the threads and drop prefetched blocks; wait for what is being read, or do not."""
+        if self._reader is not None:
+            self._reader.close(wait=wait)
+        if self._resident is not None:
+            self._resident.close(wait=wait)
 
 
 def places(shape: tuple[int, int], number: int, columns: slice) -> np.ndarray:
@@ -353,17 +374,19 @@ class _PreparedFeed(SplitFeed):
 
     _prefetcher: Prefetcher[Any, Any]
 
-    def next(self, in_flight: InFlight | None = None) -> dict[str, jax.Array]:
+    def next(
+        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = _never_given_up
+    ) -> dict[str, jax.Array]:
         """Return the next block, with images and labels unless they are resident.
 
         Give a result of the running call as `in_flight`, so that waiting is counted only while the device is idle.
         """
-        return self._prefetcher.next(in_flight)
+        return self._prefetcher.next(in_flight, given_up)
 
-    def close(self) -> None:
-        """Stop the threads and drop prefetched blocks."""
-        super().close()
-        self._prefetcher.close()
+    def close(self, *, wait: bool = True) -> None:
+        """Stop the threads and drop prefetched blocks; wait for what is being read, or do not."""
+        super().close(wait=wait)
+        self._prefetcher.close(wait=wait)
 
 
 def _never(_step: int) -> int:
@@ -416,10 +439,12 @@ class TrainFeed(_PreparedFeed):
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._prefetcher = Prefetcher(self._read, self._spans(), options.prefetch_depth, self.stats, self._send)
 
-    def next(self, in_flight: InFlight | None = None) -> dict[str, jax.Array]:
+    def next(
+        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = _never_given_up
+    ) -> dict[str, jax.Array]:
         """Return the block of the next call, with images and labels unless they are resident; `rows` are its rows."""
         if self._step == self._steps.stop:
-            self._block, self._steps = self._prefetcher.next(in_flight)
+            self._block, self._steps = self._prefetcher.next(in_flight, given_up)
         end = min(self._step + max(1, self._limit), self._calls.next_end(self._step), self._steps.stop)
         self.rows = range(self._step - self._steps.start, end - self._steps.start)
         self._step = end

@@ -279,9 +279,9 @@ class Resident:
         self._closing = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="resident")
         # In a thread: decoding a set takes seconds, in which the programs are compiled.
-        self._made = self._worker.submit(make_resident, source, put, shard, self._closing)
+        self.made = self._worker.submit(make_resident, source, put, shard, self._closing)
         if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
-            self._made.result()
+            self.made.result()
 
     def described(self) -> PyTree:
         """Return its shapes and devices, to compile with."""
@@ -295,12 +295,12 @@ class Resident:
     @property
     def arrays(self) -> dict[str, jax.Array]:
         """The set on the devices; waits until it is there."""
-        return self._made.result()
+        return self.made.result()
 
-    def close(self) -> None:
-        """Stop decoding."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop decoding; wait for what is being decoded, or do not."""
         self._closing.set()
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._worker.shutdown(wait=wait, cancel_futures=True)
 
 
 def make_resident(
