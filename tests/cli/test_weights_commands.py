@@ -216,7 +216,7 @@ def test_an_exported_file_brings_its_network_with_all_options(tmp_path, monkeypa
         assert model.class_names == ("class 0", "class 1", "class 2")
         found = compute(model.network, model.params, model.stats, images, Ctx(train=False))[0]
         np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert "need --model-dialect" not in capsys.readouterr().err
+    assert "model_dialect" not in capsys.readouterr().err, "it came with the file"
     Path("out.pth.json").write_text('{"model": "cifar_resnet8", "options": []}')
     with pytest.raises(ConfigError, match=r"network of out\.pth is not known"):
         load_named("out.pth")

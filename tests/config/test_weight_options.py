@@ -1,12 +1,8 @@
 """The options that come with known weights: over a recipe, below what was asked for, and only where they apply."""
 
-import re
-
 import pytest
 
 from headrace.reference.entrance import resolve, resolve_code
-from headrace.run.start import dialect_hint
-from headrace.weights.convert import LoadedWeights
 
 NAME = "timm/resnet50.a1_in1k"
 IMAGENET = (0.485, 0.456, 0.406)
@@ -52,29 +48,3 @@ def test_what_is_asked_for_wins():
 def test_only_what_applies_to_a_dataset_is_taken(dataset, size, mean):
     data = chosen(dataset=dataset).config.data
     assert (data.image_size, data.pixel_mean, data.eval_interpolation) == (size, mean, "bilinear")
-
-
-@pytest.mark.parametrize(
-    ("model", "names", "said"),
-    [
-        ("resnet50", "torchvision", "need --model-dialect torchvision to compute the same."),
-        ("resnet50", "keras", "need --model-dialect keras to compute the same."),
-        ("cifar_resnet20", "common", "need --model-dialect torchvision"),
-        ("efficientnet_b0", "timm", "need --model-dialect timm to compute the same, but not if timm calls .* tf_"),
-        ("efficientnet_b0", "keras", ""),
-        ("mobilenet_v3_small", "timm", "--model-dialect keras if timm calls their network tf_"),
-        ("squeezenet", "torchvision", ""),
-        ("convnext_tiny", "timm", ""),
-        ("regnet_y_400mf", "torchvision", ""),
-        ("resnet50", "headrace", ""),
-    ],
-)
-def test_the_warning_about_dialects(model, names, said):
-    nothing = {"params": {}, "stats": {}, "statuses": (), "unused": (), "share": 1.0, "used_share": 1.0}
-    loaded = LoadedWeights(source="file.pth", scheme=names, **nothing)
-    config = resolve_code({"model_name": model, "weights": "file.pth"}).config
-    hint = dialect_hint(config, model, loaded)
-    assert (said == "") == (hint == "")
-    assert re.search(said, hint)
-    known = resolve_code({"model_name": model, "weights": "resnet50-11ad3fa6.pth"}).config
-    assert dialect_hint(known, model, loaded) == "", "what is known of a file needs no warning"

@@ -15,7 +15,7 @@ from headrace.weights.torch_file import DtypeName, Storage, Tensor, read_torch_f
 from headrace.weights.weight_file import read_file
 
 FILES = Path(__file__).parent / "files"
-# What make_files.py put into the files; wrapped in `module.`, as DataParallel does.
+# What make_files.py put into the files, in names that begin with `module.`, as DataParallel's do.
 EXPECTED = {
     "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "first": np.arange(4, dtype=np.float32),
@@ -32,10 +32,10 @@ EXPECTED = {
 @pytest.mark.parametrize("name", ["zip.pth", "legacy.pth"])
 def test_files_of_real_torch_are_read_exactly(name, ema):
     found = read_file(FILES / name, ema).arrays
-    assert found.keys() == EXPECTED.keys()
+    assert found.keys() == {f"module.{key}" for key in EXPECTED}
     for key, array in EXPECTED.items():
-        np.testing.assert_allclose(found[key], array + ema, rtol=1e-7, err_msg=key)
-        assert found[key].dtype == (np.int64 if key == "count" else np.float32)
+        np.testing.assert_allclose(found[f"module.{key}"], array + ema, rtol=1e-7, err_msg=key)
+        assert found[f"module.{key}"].dtype == (np.int64 if key == "count" else np.float32)
 
 
 def test_what_is_written_is_read_again(tmp_path):

@@ -56,7 +56,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--names",
-        choices=("torchvision", "timm", "common", "common-fc"),
+        choices=("torchvision", "timm", "common", "common-fc", "efficientnet_pytorch"),
         default="",
         help="whose names torch-names uses [those of the model's dialect, or the first that fit]",
     )
@@ -89,7 +89,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 _CONVERT = (
     "Write weights from elsewhere as a checkpoint, which headrace predict, validate and export take. The network comes "
-    "with a known name; of a plain file it is named with --model and, where definitions differ, --model-dialect."
+    "with a known name; of a plain file it is named with --model, and the file's names say whose definition it is."
 )
 
 
@@ -98,14 +98,12 @@ def convert(argv: list[str]) -> int:
     parsed = read_arguments(argv, "headrace convert", _add_convert_arguments, _CONVERT)
     from headrace.run.named_model import convert as write_checkpoint
     from headrace.run.named_model import load_named
-    from headrace.run.start import dialect_hint
     from headrace.weights.convert import table_lines
 
     named = load_named(parsed.args.name, parsed.options)
     model = named.model
     print("\n".join(table_lines(named.loaded)))
-    if hint := dialect_hint(model.config, model.network.name, named.loaded):
-        print(f"warning: {hint}", file=sys.stderr)
+    print(*named.remarks, sep="\n", end="\n" if named.remarks else "", file=sys.stderr)
     path = write_checkpoint(named, parsed.args.out)
     size = sum(file.stat().st_size for file in path.iterdir())
     print(f"{model.network.name}, {len(model.class_names):,} classes: {model.class_names[0]}, ...")

@@ -196,7 +196,7 @@ SCREENS: Mapping[str, Screen] = {
         rows={
             "network": {
                 "model NAME": "network of a plain file; `headrace models` lists them",
-                "model-dialect": "whose padding and epsilon: torchvision, timm or keras",
+                "model-dialect": "whose padding and epsilon, where the names in the file leave it open",
                 "init-ema": "the averaged weights in the file",
             },
             "input": {"image-size": "height and width of the images", "pixel-mean": "mean of each channel"},

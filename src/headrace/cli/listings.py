@@ -348,6 +348,10 @@ def _show_config(argv: list[str]) -> int:
 
     parsed = read_arguments(argv, "headrace configs show", extra)
     resolved = resolve(parsed.options, parsed.args.name or parsed.args.config, parsed.args.config_path)
+    if resolved.config.weights.weights:
+        from headrace.run.choices import with_definition  # here, since it loads JAX
+
+        resolved = with_definition(resolved)
     print(resolved_text(resolved, everything=parsed.args.all, sections=ALL_SECTIONS))
     print_remarks(resolved)
     return 0

@@ -81,6 +81,7 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
     """Print the results as they come; return that of the best accuracy, the first of several."""
     table, place, best = Table(), None, None
     for result in found:
+        print(*result.remarks, sep="\n", end="\n" if result.remarks else "", file=sys.stderr)
         if not result.problem and (best is None or _top1(result) > _top1(best)):
             best = result
         if result.problem:

@@ -270,6 +270,7 @@ class Model:
         "reference",
         "Whose padding, epsilon and shortcuts to use where definitions of a network differ, so that its weights fit.",
         choices=DIALECTS,
+        chosen="that of the weights, else reference",
     )
     norm_layer: dict[str, Any] = option(
         {"name": "batch_norm"},

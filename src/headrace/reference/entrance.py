@@ -32,7 +32,7 @@ def _environment(environ: Mapping[str, str]) -> Layer:
     return found
 
 
-def _weight_options(name: str) -> Mapping[str, Any]:
+def weight_options(name: str) -> Mapping[str, Any]:
     """Return the options that come with weights of a name; those of a run are in its newest checkpoint."""
     from headrace.weights.named import facts_of
 
@@ -77,7 +77,7 @@ REFERENCE = Translation(
     environment=_environment,
     has_defaults=has_defaults,
     translate=translate,
-    weight_options=_weight_options,
+    weight_options=weight_options,
 )
 ALL_SECTIONS: Mapping[str, type] = {**SECTIONS, **REFERENCE.sections}
 

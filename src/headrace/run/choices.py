@@ -1,25 +1,31 @@
-"""Options that nobody gave, chosen from the dataset and the devices before a run; a resumed run keeps them."""
+"""Options that nobody gave, chosen from dataset, devices and weights before a run; a resumed run keeps them."""
 
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import NO_RECIPE, Resolved, with_values
-from headrace.config.schema import Config
+from headrace.config.schema import Config, Model
 from headrace.config.section_learning import CURRENT_TIME
-from headrace.config.section_model import norm_choice
+from headrace.config.section_model import find_variant, norm_choice, variant_of
 from headrace.config.section_run import DRAWN_SEED
+from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group
 from headrace.plan.steps import make_batch_plan
+from headrace.reference.entrance import weight_options
 from headrace.rows.optimizers import OPTIMIZERS
 from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas
+from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
+from headrace.weights.named import find_file, is_path
+from headrace.weights.weight_file import read_shapes
 
 # The rules: one each, from the number of training images, the optimizer and the device; docs/training.md has them as a
 # table, and what was measured with them.
@@ -135,8 +141,10 @@ BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 
 def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
-    """Return the configuration with all that is left open chosen: the replicas, then what `with_choices` chooses."""
-    return with_choices(with_replicas(with_drawn(resolved), custom), custom)
+    """Return the configuration with all that is left open chosen: whose definition of the network, the replicas, then
+    what `with_choices` chooses.
+    """
+    return with_choices(with_replicas(with_definition(with_drawn(resolved), custom), custom), custom)
 
 
 def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
@@ -144,6 +152,7 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
 
     A note says what was chosen. The reference's applications have defaults of their own, so nothing is chosen for them.
     """
+    resolved = with_definition(resolved, custom)
     config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
     asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
     # A run that only validates needs a batch, and nothing else of these.
@@ -160,6 +169,52 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
         work = work.statistics(info) if resolved.name not in ("", NO_RECIPE) or any(asked[:3]) else work
     said = ", ".join(sorted(work.said, key=lambda text: text.startswith("precision")))  # it is decided first
     return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
+
+
+def with_definition(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration with the network that is in the weights it starts from, where libraries define several.
+
+    A note says what was chosen. Options that make another network of it are refused, or with `init_min_loaded` 0, which
+    accepts any weights, warned of.
+    """
+    config, name = resolved.config, resolved.config.weights.weights
+    chosen_before = resolved.origins["model_dialect"].kind == CHOSEN
+    if name is None or chosen_before or custom.network is not None or not has_definitions(config.model):
+        return resolved
+    given = {option for option in OPTIONS if resolved.origins[option].kind not in (DEFAULT.kind, "recipe")}
+    try:
+        found = _definition_in(name, config, given)
+    except ConfigError as error:
+        if config.weights.init_min_loaded or not given:
+            raise
+        warning = f"{error.problem} They start from it all the same, as init_min_loaded is 0."
+        return resolved if warning in resolved.warnings else replace(resolved, warnings=(*resolved.warnings, warning))
+    if not found:
+        return resolved
+    origin = Origin(kind=CHOSEN, where=f"by the names in {name}")
+    settled = with_values(resolved, {key: Given(value=value, origin=origin) for key, value in found.items()})
+    said = " and ".join(f"{key} is {value}" for key, value in found.items())
+    return replace(settled, notes=(*resolved.notes, f"{said}, {origin}"))
+
+
+def definition_remarks(before: Resolved, after: Resolved) -> tuple[str, ...]:
+    """Return what `with_definition` added to be said, in lines, where no run says it."""
+    new = (("warning", after.warnings[len(before.warnings) :]), ("note", after.notes[len(before.notes) :]))
+    return tuple(f"{kind}: {text}" for kind, texts in new for text in texts)
+
+
+def _definition_in(name: str, config: Config, given: Collection[str]) -> Mapping[str, str]:
+    """Return the options of the definition that weights are of; {} where they are those of the configuration."""
+    known = weight_options(name)
+    if "model_name" in known:  # what came with them holds unless options say something else
+        is_same = find_variant(known["model_name"]) == variant_of(config.model)
+        if given and is_same:
+            defaults = Model()
+            refuse_another(config.model, given, {key: known.get(key, getattr(defaults, key)) for key in OPTIONS}, name)
+        return {}
+    if is_path(name) and not Path(name).expanduser().is_file():  # a run without a description, or nothing at all
+        return {}
+    return find_definition(config.model, given, read_shapes(find_file(name), config.weights.init_ema), name)
 
 
 def with_drawn(resolved: Resolved) -> Resolved:

@@ -82,7 +82,6 @@ from headrace.run.start import (
     Restored,
     adopt_weights,
     broadcast_restored,
-    dialect_hint,
     find_restored,
     free_options,
     has_finished,
@@ -622,7 +621,6 @@ def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], d
     notes = [*resolved.notes, _describe(info, design.plan.feed), *_hints(design, devices, resolved)]
     if adopted is not None:
         notes = [*table_lines(adopted), *notes]
-        warnings += [hint] if (hint := dialect_hint(config, design.network.name, adopted)) else []
     if not current_group().is_alone and not is_watched():
         warnings.append(NOT_WATCHED)
     recorder.note(f"data: {info.size_text}")

@@ -9,6 +9,7 @@ checkpoints and reports, and an interrupted one is resumed with `fit(..., resume
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.benchmarks import FoundRates, find_learning_rate
-from headrace.run.choices import settle, with_choices, with_some_batch
+from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Callback, check_callbacks
 from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
@@ -80,7 +81,7 @@ from headrace.run.model_inputs import (
     without_data,
 )
 from headrace.run.named_model import load_file, load_named, pixels_of_weights
-from headrace.run.prediction import Predictions, find_images, predict, softmax
+from headrace.run.prediction import Predictions, find_images, logits_of, predict, softmax
 from headrace.run.start import Loaded, load_weights, refuse_replacing
 from headrace.run.trained_model import (
     AUTO,
@@ -150,12 +151,12 @@ class Model:
         self._options = full_names(options, network is not None and not isinstance(network, str))
         if network is None or isinstance(network, str):
             self._options |= {} if network is None else {"model_name": network}
-            self.config = self._resolve(self._options).config
+            self.config = self._resolve(self._options, aloud=True).config
             self._fixed_shape = input_shape is not None
             self._spec = unfitted_spec(self.config, input_shape, num_classes, class_names)
         else:
             made = make_network(network, input_shape, num_classes, name)
-            self._options = check_custom_options(self._options, made)
+            self._options, self._code_network = check_custom_options(self._options, made), made
             self.config = self._resolve(self._options).config
             # Needed before the plan below, which names blocks.
             self._code_network = made.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
@@ -380,9 +381,7 @@ class Model:
         if paths is None:
             shares = softmax(self.logits(images, weights=weights))
             return Predictions(shares.astype(np.float32), self.class_names)
-        files = find_images(paths)
-        model = self._as_trained(weights, "predict with")
-        start_devices(self.config.run.platform, 1)
+        files, model = self._with_files(paths, weights)
         shares = np.full((len(files), self.network.num_classes), np.nan, np.float32)
         found = list(predict(model, files, self.network.num_classes, positive(batch_size, "batch_size")))
         for row, prediction in zip(shares, found, strict=True):
@@ -391,8 +390,12 @@ class Model:
         return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
 
     def logits(self, images: Any, *, weights: str = AUTO) -> np.ndarray:
-        """Return the logits of an array of images, float32 [N, num_classes]."""
+        """Return the logits of image files, folders of them, or an array of images, float32 [N, num_classes]."""
         self._load_given_weights()
+        paths = image_paths(images)
+        if paths is not None:
+            files, model = self._with_files(paths, weights)
+            return logits_of(model, files)
         config = self._resolve(self._evaluation_options(), by_code=True).config
         if not hasattr(images, "__len__"):
             raise ConfigError(
@@ -403,6 +406,12 @@ class Model:
         weights = self._chosen(weights)
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
+
+    def _with_files(self, paths: Sequence[Path], weights: str) -> tuple[list[Path], TrainedModel]:
+        """Return the image files among paths and folders, and the network for them, with a device started."""
+        files, model = find_images(paths), self._as_trained(weights, "predict with")
+        start_devices(self.config.run.platform, 1)
+        return files, model
 
     def find_learning_rate(
         self,
@@ -540,13 +549,23 @@ class Model:
         )
         return self
 
-    def _resolve(self, options: Mapping[str, object], *, by_code: bool = False) -> Resolved:
-        """Return the configuration of options over the recipe; `by_code`: the data does not come from options."""
+    def _resolve(self, options: Mapping[str, object], *, by_code: bool = False, aloud: bool = False) -> Resolved:
+        """Return the configuration of options over the recipe; `by_code`: the data does not come from options.
+
+        `aloud`: print what follows from the weights, which a run prints among its notes.
+        """
         options = {"weights": self._weights_from, **options}
         if by_code:
-            return resolve_for_arrays(options, self._recipe)
-        # Not the default, digits, for which options about image files are refused.
-        return resolve_code({"dataset": "auto", **options}, self._recipe)
+            resolved = resolve_for_arrays(options, self._recipe)
+        else:  # not the default, digits, for which options about image files are refused
+            resolved = resolve_code({"dataset": "auto", **options}, self._recipe)
+        if self._code_network is not None:
+            return resolved
+        settled = with_definition(resolved)
+        if aloud and settled.config.logging.progress != "none":
+            for line in definition_remarks(resolved, settled):
+                print(line, file=sys.stderr)
+        return settled
 
     def _image_options(self, given: GivenData) -> dict[str, Any]:
         """Return the options by which a dataset of files gets the images that the network takes."""

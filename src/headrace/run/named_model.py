@@ -21,6 +21,7 @@ from headrace.data.sets.catalog import numbered_classes, usual_statistics
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.reference.entrance import resolve_code
+from headrace.run.choices import definition_remarks, with_definition
 from headrace.run.directory import saved_form
 from headrace.run.start import refuse_replacing
 from headrace.run.trained_model import TrainedModel, load_trained_model, preprocess_of, resizing_of
@@ -39,6 +40,7 @@ class NamedModel:
     resolved: Resolved
     loaded: LoadedWeights
     form: Mapping[str, Any]  # of its input, as in a checkpoint's manifest
+    remarks: tuple[str, ...] = ()  # lines for the user
 
 
 def find_model(name: str, which: str) -> TrainedModel:
@@ -73,6 +75,8 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
             rule="It comes with weights of a known name, with repositories of timm's and with Headrace's own files.",
             remedy=f"Name it: headrace convert {name} --model NAME --out DIRECTORY, and use the result.",
         )
+    settled = with_definition(resolved)
+    config = settled.config
     foreign = read_file(find_file(name), config.weights.init_ema)
     wanted = num_classes or facts.num_classes or find_variant(config.model.model_name).num_classes
     network, loaded = _load(config, foreign, wanted)
@@ -95,7 +99,13 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
         preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
         **resizing_of(form),
     )
-    return NamedModel(model=model, resolved=resolved, loaded=replace(loaded, source=name), form=form)
+    return NamedModel(
+        model=model,
+        resolved=settled,
+        loaded=replace(loaded, source=name),
+        form=form,
+        remarks=definition_remarks(resolved, settled),
+    )
 
 
 def load_file(name: str, network: Network, config: Config) -> LoadedWeights:

@@ -19,7 +19,7 @@ from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
-from headrace.engine.forward import PROBABILITIES, EvalSpec, WholeForward
+from headrace.engine.forward import LOGITS, PROBABILITIES, EvalSpec, Reducer, WholeForward
 from headrace.model.network import Network
 from headrace.run.trained_model import TrainedModel
 
@@ -148,9 +148,39 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 def predict(
     model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_size: int = 32, *, keep_shares: bool = False
 ) -> Iterator[Prediction]:
-    """Yield a prediction for every file, in order; batches all have one size, so one program is compiled."""
+    """Yield a prediction for every file, in order."""
+    for file, problem, share in _outputs(model, files, batch_size, PROBABILITIES):
+        if problem:
+            yield Prediction(file=file, problem=problem)
+            continue
+        best = np.argsort(-share, kind="stable")[:top_k]
+        yield Prediction(
+            file=file,
+            best=tuple((int(number), float(share[number])) for number in best),
+            shares=tuple(map(float, share)) if keep_shares else (),
+        )
+
+
+def logits_of(model: TrainedModel, files: Sequence[Path], batch_size: int = 32) -> np.ndarray:
+    """Return the logits [N, classes] of files, in order; one that cannot be read is refused."""
+    rows = []
+    for file, problem, row in _outputs(model, files, batch_size, LOGITS):
+        if problem:
+            raise DataError(
+                f"{file}: {problem.rstrip('.')}.",
+                rule="logits returns numbers alone, a row for each image.",
+                remedy="Leave it out; predict says which files cannot be read.",
+            )
+        rows.append(row)
+    return np.stack(rows)
+
+
+def _outputs(
+    model: TrainedModel, files: Sequence[Path], batch_size: int, reducer: Reducer
+) -> Iterator[tuple[Path, str, np.ndarray]]:
+    """Yield (file, why it cannot be read, output); batches all have one size, so one program is compiled."""
     size = min(batch_size, len(files))
-    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model))
+    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model, reducer))
     weights, program, prepared = forward.place((model.params, model.stats)), None, None
     with ThreadPoolExecutor(_THREADS) as pool:
         for first in range(0, len(files), size):
@@ -162,17 +192,8 @@ def predict(
             if program is None:
                 program = forward.compile(weights, None, block)
                 prepared = program.prepare(weights, None, block)
-            shares = np.asarray(program(prepared, None, block))[0]
-            for file, problem, share in zip(chosen, problems, shares, strict=False):
-                if problem:
-                    yield Prediction(file=file, problem=problem)
-                    continue
-                best = np.argsort(-share, kind="stable")[:top_k]
-                yield Prediction(
-                    file=file,
-                    best=tuple((int(number), float(share[number])) for number in best),
-                    shares=tuple(map(float, share)) if keep_shares else (),
-                )
+            outputs = np.asarray(program(prepared, None, block))[0]
+            yield from zip(chosen, problems, outputs, strict=False)
 
 
 def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
@@ -182,7 +203,7 @@ def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
     return [number for number in found if number is not None] if None not in found else []
 
 
-def _forward_spec(model: TrainedModel) -> EvalSpec:
+def _forward_spec(model: TrainedModel, reducer: Reducer) -> EvalSpec:
     spec = model.preprocess  # and not the model: with its weights in it, no program would be the same as another
 
     def fetch(_resident: object, batch: dict[str, Any]) -> tuple[Any, None]:
@@ -194,7 +215,7 @@ def _forward_spec(model: TrainedModel) -> EvalSpec:
         compute_dtype=jnp.float32,
         num_replicas=1,
         stable_norm=model.config.model.stable_norm,
-        reducer=PROBABILITIES,
+        reducer=reducer,
     )
 
 

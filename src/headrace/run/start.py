@@ -16,7 +16,7 @@ from headrace.config.field import CHOSEN, normalise_name, option_names
 from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
 from headrace.config.schema import Config, all_options
-from headrace.config.section_model import NORM_OPTIONS, OPTION_FAMILIES, VARIANTS
+from headrace.config.section_model import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import write_atomic
 from headrace.engine.precision import make_precision
@@ -41,7 +41,7 @@ from headrace.telemetry.records import (
 )
 from headrace.telemetry.sinks import rewind
 from headrace.weights.convert import LoadedWeights, load_into
-from headrace.weights.named import facts_of, find_file, is_path
+from headrace.weights.named import find_file, is_path
 from headrace.weights.weight_file import ForeignWeights, read_file
 
 TABLE_FILE = "init.json"
@@ -60,37 +60,12 @@ def adopt_weights(design: Design) -> LoadedWeights | None:
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
-def dialect_hint(config: Config, name: str, adopted: LoadedWeights) -> str:
-    """Say which option makes the network of that name compute what weights of another definition did.
-
-    Nothing is said of weights whose definition is known: their dialect came with them.
-    """
-    variant = VARIANTS.get(name)
-    family = variant.family if variant else ""
-    known = facts_of(config.weights.weights) if config.weights.weights else None
-    wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
-    has_dialects = family in OPTION_FAMILIES["model_dialect"] and wanted in ("torchvision", "timm", "keras")
-    # The reference's EfficientNets are Keras'; networks that only PyTorch's libraries have are theirs in every dialect.
-    same = (wanted == "keras" and family == "efficientnet") or bool(variant and variant.torch_only)
-    if config.model.model_dialect != "reference" or known or not has_dialects or same:
-        return ""
-    text = (
-        f"The names are those of {adopted.scheme}, while padding, epsilon and shortcuts are the reference's: "
-        f"weights that were trained there need --model-dialect {wanted} to compute the same"
-    )
-    if wanted == "timm" and family == "efficientnet":
-        # The same names in both, but timm's tf_ networks are padded, and divided by the epsilon, as in TensorFlow.
-        return f"{text}, but not if timm calls their network tf_..."
-    if wanted == "timm" and family == "mobilenet":
-        return f"{text}, and --model-dialect keras if timm calls their network tf_..."
-    return f"{text}."
-
-
 def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
     """Store in the run's directory what became of every tensor."""
     content = {
         "source": adopted.source,
         "names": adopted.scheme,
+        "prefix": adopted.prefix,
         "loaded_share": adopted.share,
         "used_share": adopted.used_share,
         "tensors": [asdict(tensor) for tensor in adopted.statuses],

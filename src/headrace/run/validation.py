@@ -42,7 +42,7 @@ from headrace.engine.state import State, evaluated_weights
 from headrace.job import ProcessGroup, current_group
 from headrace.model.custom_block import weights_like
 from headrace.reference.entrance import override, resolve
-from headrace.run.choices import with_choices
+from headrace.run.choices import definition_remarks, with_choices, with_definition
 from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.memory_advice import advise_on_memory
@@ -216,6 +216,7 @@ class Validated:
     report_file: Path | None = None
     problem: str = ""
     images: str = ""  # of image files: their path and how the splits were separated
+    remarks: tuple[str, ...] = ()  # of weights from elsewhere: lines for the user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +226,7 @@ class _Found:
     checkpoints: list[Path]
     resolved: Resolved
     run: Path | None
+    remarks: tuple[str, ...] = ()
 
 
 def validate(
@@ -278,6 +280,7 @@ def validate(
                 seconds={name: seconds for name, (_, seconds) in results.items()},
                 report_file=report_file,
                 images=design.info.place,
+                remarks=found.remarks,
             )
     if not num_good:
         raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")
@@ -346,8 +349,11 @@ def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[st
 
     def find() -> _Found:
         if path is None:
-            resolved = with_choices(resolve({"training": False, **overrides}, NO_RECIPE))
-            return _Found(checkpoints=[Path(resolved.config.weights.weights or "")], resolved=resolved, run=None)
+            asked = resolve({"training": False, **overrides}, NO_RECIPE)
+            resolved = with_definition(asked)
+            remarks = definition_remarks(asked, resolved)
+            checkpoints = [Path(resolved.config.weights.weights or "")]
+            return _Found(checkpoints=checkpoints, resolved=with_choices(resolved), run=None, remarks=remarks)
         found = _find(Path(path), overrides)
         return replace(found, checkpoints=_choose(found, which))
 

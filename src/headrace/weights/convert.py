@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, product, takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +17,23 @@ from headrace.weights.weight_file import ForeignWeights
 
 HEADRACE_NAMES = "headrace"
 _MAX_LISTED = 6
-# Of no use here: torch's counter of batches, which neither training nor evaluation reads.
+# Torch's counters of batches and of averaged weights.
 _IGNORED = re.compile(r"num_batches_tracked$|^n_averaged$")
 _ANY_DIMS = DimOrder(dims=-1, read=AS_IS.read, write=AS_IS.write)
+
+
+Shapes = Mapping[str, tuple[int, ...]]  # of a file's tensors, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """How a file names a network's tensors: by which scheme, and after which prefix of all its names."""
+
+    scheme: str
+    prefix: str
+    pairs: Mapping[str, Pair]  # by our name
+    found: int  # of the network's numbers, those whose tensors are in the file
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +59,7 @@ class LoadedWeights:
     unused: tuple[str, ...]  # names in the file that match nothing
     share: float  # of the network's numbers that were loaded, a head for other classes left out
     used_share: float  # of the file's numbers
+    prefix: str = ""  # what all names in the file begin with, before those of the scheme
 
     @property
     def not_loaded(self) -> list[TensorStatus]:
@@ -70,8 +86,9 @@ def load_into(
     """
     like = {"params": initial[0], "stats": initial[1]}
     ours = flatten_named(like)
-    scheme, pairs = _best_scheme(ours, foreign.arrays)
-    folded = _with_biases_folded(scheme, pairs, foreign.arrays)
+    naming = find_naming(ours, {name: array.shape for name, array in foreign.arrays.items()})
+    pairs = naming.pairs
+    folded = _with_biases_folded(naming.scheme, pairs, foreign.arrays)
     head = network.block_names[-1]
     values, statuses = {}, []
     for name, array in ours.items():
@@ -79,25 +96,45 @@ def load_into(
         found = folded.get(pair.theirs) if pair else None
         values[name], tensor = _load_tensor(name, array, pair, found, name.split("/")[1] == head)
         statuses.append(tensor)
-    adopted = _summary(unflatten_named(like, values), foreign, scheme, statuses, head)
+    adopted = _summary(unflatten_named(like, values), foreign, naming, statuses, head)
     _refuse_too_little(network, adopted, foreign, min_share)
     return adopted
 
 
-def _best_scheme(ours: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> tuple[str, dict[str, Pair]]:
-    """Return the scheme under which most of the network's numbers are found in the file."""
+def find_naming(ours: Mapping[str, np.ndarray], theirs: Shapes) -> Naming:
+    """Return the scheme, and the prefix of all names, under which most of the network's numbers are found in a file."""
+    total = sum(map(np.size, ours.values()))
     unchanged = {name: Pair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
-    choices: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, unchanged)]
-    choices += [(scheme.name, pair_names(scheme, ours)) for scheme in SCHEMES]
+    schemes: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, unchanged)]
+    schemes += [(scheme.name, pair_names(scheme, ours)) for scheme in SCHEMES]
 
-    def found(choice: tuple[str, dict[str, Pair]]) -> int:
-        return sum(np.size(ours[pair.ours]) for pair in choice[1].values() if pair.theirs in arrays)
+    def found(choice: tuple[str, tuple[str, dict[str, Pair]]]) -> int:
+        prefix, (_, pairs) = choice
+        # By numbers and not by names: a scheme that finds every bias and no kernel has found nothing.
+        return sum(np.size(ours[pair.ours]) for pair in pairs.values() if prefix + pair.theirs in theirs)
 
-    # By numbers and not by names: a scheme that finds every bias and no kernel has found nothing.
-    return max(choices, key=found)
+    prefix, (scheme, pairs) = best = max(product(_prefixes(theirs), schemes), key=found)
+    whole = {name: replace(pair, theirs=prefix + pair.theirs) for name, pair in pairs.items()} if prefix else pairs
+    return Naming(scheme=scheme, prefix=prefix, pairs=whole, found=found(best), total=total)
 
 
-def _with_biases_folded(scheme: str, pairs: dict[str, Pair], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _prefixes(theirs: Shapes) -> list[str]:
+    """Return what all names may be said to begin with (`model.`, `module.backbone.`), from nothing to the most.
+
+    Scalars, such as the counter of an average, may lack it.
+    """
+    parts = [name.split(".")[:-1] for name, shape in theirs.items() if shape]
+    places = [set(place) for place in zip(*parts, strict=False)]  # as long as the shortest name
+    shared = takewhile(lambda place: len(place) == 1, places)
+    return list(accumulate((f"{part}." for (part,) in shared), initial=""))
+
+
+def is_ignored(name: str) -> bool:
+    """Say whether a tensor of a file is of no use here: torch's counters, which nothing reads."""
+    return _IGNORED.search(name) is not None
+
+
+def _with_biases_folded(scheme: str, pairs: Mapping[str, Pair], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Subtract the bias of a Keras convolution from the mean of the batch norm after it: the same function."""
     if scheme != "keras":
         return arrays
@@ -129,10 +166,11 @@ def _load_tensor(
 
 
 def _summary(
-    tree: dict[str, Any], foreign: ForeignWeights, scheme: str, statuses: list[TensorStatus], head: str
+    tree: dict[str, Any], foreign: ForeignWeights, naming: Naming, statuses: list[TensorStatus], head: str
 ) -> LoadedWeights:
+    scheme = naming.scheme
     taken = {tensor.theirs for tensor in statuses if tensor.status != "fresh"}
-    unused = [name for name in foreign.arrays if name not in taken and not _IGNORED.search(name)]
+    unused = [name for name in foreign.arrays if name not in taken and not is_ignored(name)]
     if scheme == HEADRACE_NAMES and taken:  # a checkpoint also holds what belongs to the training alone
         unused = [name for name in unused if name.startswith(("params/", "stats/"))]
     if scheme == "keras":
@@ -146,6 +184,7 @@ def _summary(
         stats=tree["stats"],
         source=foreign.source,
         scheme=scheme,
+        prefix=naming.prefix,
         statuses=tuple(statuses),
         unused=tuple(unused),
         share=loaded / max(sum(tensor.size for tensor in counted), 1),
@@ -194,7 +233,8 @@ def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
 
 def table_lines(adopted: LoadedWeights) -> list[str]:
     """Return the table for people: a line for each status, with the names where they are few."""
-    lines = [f"weights from {adopted.source}, names as in {adopted.scheme}:"]
+    before = f", after the prefix {adopted.prefix} of all of them" if adopted.prefix else ""
+    lines = [f"weights from {adopted.source}, names as in {adopted.scheme}{before}:"]
     for status, words in (("loaded", ""), ("replaced", "initial instead of the file's"), ("fresh", "not in the file")):
         tensors, numbers = adopted.count(status)
         line = f"  {status:9}{tensors:5d} tensors {numbers:13,d} numbers"

@@ -15,6 +15,7 @@ from headrace.model.densenet_vgg import VGGS, Vgg
 # pairs of names with the library's order of dims; import translates theirs to ours, export ours to theirs.
 
 
+_BLOCK = re.compile(r"block(\d+)([a-z]*)")  # counted, then a, b, ... z, aa
 _FIELD = re.compile(r"\{(\w+?)([+-]\d+)?\}")
 
 
@@ -102,9 +103,10 @@ class LayerRow:
     """Our name of a layer (a regular expression with named groups) and theirs (`{group-1}` shifts the number).
 
     A letter in a group counts from 0: `block2a` is unit 0. Besides its groups a row may use facts about the
-    network: `{last}`, the largest number of a `block`; `{e}`, 1 where this inverted bottleneck expands its input and 0
-    where not; `{d}`, the same and 1 more with a depthwise convolution; `{k}`, `{d}` and 1 more with squeeze-excite;
-    `{first}` and `{pw}`, timm's names of the first and the last convolution, which depend on these.
+    network: `{last}`, the largest number of a `block`; `{place}`, how many blocks are before it; `{e}`, 1 where this
+    inverted bottleneck expands its input and 0 where not; `{d}`, the same and 1 more with a depthwise convolution;
+    `{k}`, `{d}` and 1 more with squeeze-excite; `{first}` and `{pw}`, timm's names of the first and the last
+    convolution, which depend on these.
     """
 
     ours: str
@@ -165,12 +167,14 @@ def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
     for name in names:
         _, block, *rest = name.split("/")
         layers.setdefault(block, set()).add(rest[0] if rest else "")
-    numbers = [int(match[1]) for block in layers if (match := re.match(r"block(\d+)", block))]
+    blocks = {block: (int(match[1]), len(match[2]), match[2]) for block in layers if (match := _BLOCK.fullmatch(block))}
+    order = sorted(blocks, key=lambda block: blocks[block])
     found: dict[str, dict[str, int | str]] = {}
     for block, inside in layers.items():
         expands, deep, squeezes = (int(part in inside) for part in ("expand_conv", "dwconv", "se"))
         found[block] = {
-            "last": max(numbers, default=0),
+            "last": max((number for number, *_ in blocks.values()), default=0),
+            "place": order.index(block) if block in blocks else 0,
             "e": expands,
             "d": expands + deep,
             "k": expands + deep + squeezes,
@@ -252,6 +256,7 @@ _CIFAR_RESNET = layer_rows(
     (_UNIT + r"/layer(?P<place>[123])_conv(?:_ds)?", "layer{group-1}.{unit-1}.conv{place}", "conv"),
     (_UNIT + rf"/layer(?P<place>[123])_{_NORM}", "layer{group-1}.{unit-1}.bn{place}", "norm"),
     *_SHORTCUT,
+    *_conv_norm(_UNIT + "/shortcut_", "layer{group-1}.{unit-1}.downsample.0", "layer{group-1}.{unit-1}.downsample.1"),
 )
 _KERAS_RESNET = layer_rows(
     *_conv_norm("conv1/", "conv1_conv", "conv1_bn"),
@@ -354,6 +359,23 @@ _EFFICIENTNET_TV = (
     *_TORCHVISION_ENDS,
     *_LAST_DENSE,
     *_inverted(_NAMED, "features.{group}.{unit}.", _TORCHVISION_BLOCK),
+)
+# the package efficientnet_pytorch, which counts all blocks in one sequence
+_EFFICIENTNET_PYTORCH = (
+    *_conv_norm("stem/", "_conv_stem", "_bn0"),
+    *_conv_norm("top/", "_conv_head", "_bn1"),
+    (r"predictions", "_fc", "dense"),
+    *_inverted(
+        _NAMED,
+        "_blocks.{place}.",
+        (
+            *_conv_norm("expand_", "_expand_conv", "_bn0"),
+            (r"dwconv", "_depthwise_conv", "conv"),
+            (r"bn", "_bn1", "norm"),
+            *_squeeze_excite("", "_se_reduce", "_se_expand"),
+            *_conv_norm("project_", "_project_conv", "_bn2"),
+        ),
+    ),
 )
 _EFFICIENTNET_TIMM = (*_TIMM_ENDS, *_inverted(_NAMED, "blocks.{group-1}.{unit}.", _TIMM_BLOCK))
 
@@ -478,6 +500,7 @@ _TORCH_SCHEMES = (
     # by depth: the names of a shallower VGG are all in the rows of a deeper one, at other places
     *((library, _vgg(row, library)) for row in VGGS.values() for library in _VGG_HEADS),
     ("timm", _EFFICIENTNET_TIMM),
+    ("efficientnet_pytorch", _EFFICIENTNET_PYTORCH),
     ("timm", (*_TIMM_ENDS, *_timm_groups((1, 2, 3, 4, 3, 3, 1)))),
     ("timm", _timm_v3((1, 2, 3, 2, 3))),  # before the large one, whose rows would match this network too
     ("timm", _timm_v3((1, 2, 3, 4, 2, 3))),

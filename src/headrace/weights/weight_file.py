@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,6 @@ def _named_layers(reader: _Reader, root: Any) -> dict[str, np.ndarray]:
 
 
 _HDF5_HEAD = b"\x89HDF\r\n\x1a\n"
-_WRAPPERS = ("module.", "_orig_mod.")  # what torch's parallel and compiled modules put before every name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,21 @@ def read_file(path: Path, ema: bool = False) -> ForeignWeights:
         arrays = read_keras_file(path)
     else:
         arrays, metadata = _read_safetensors(path)
-    return ForeignWeights(source=str(path), arrays=_unwrapped(_as_float32(arrays)), metadata=metadata)
+    return ForeignWeights(source=str(path), arrays=_as_float32(arrays), metadata=metadata)
+
+
+def read_shapes(path: Path, ema: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's tensors by name; it is read again only if it has changed."""
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"The weights {path} cannot be read: {error.strerror}.") from error
+    return _shapes(path.absolute(), (about.st_mtime_ns, about.st_size, about.st_ino), ema)
+
+
+@lru_cache(maxsize=4)
+def _shapes(path: Path, _stamp: tuple[int, ...], ema: bool) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in read_file(path, ema).arrays.items()}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -283,15 +297,6 @@ def _as_float32(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return 16- and 64-bit floating-point numbers as float32; whole numbers stay."""
     floating = ("float16", "bfloat16", "float64")
     return {name: a.astype(np.float32) if a.dtype.name in floating else a for name, a in arrays.items()}
-
-
-def _unwrapped(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Remove a prefix that all names share; scalars such as counters may lack it."""
-    for prefix in _WRAPPERS * 2:
-        inside = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-        if inside and all(name.startswith(prefix) or a.ndim == 0 for name, a in arrays.items()):
-            arrays = inside
-    return arrays
 
 
 if __name__ == "__main__":  # in the process that reads a file of Keras
