@@ -1,7 +1,12 @@
 """The restricted unpickler: it reads what CIFAR needs, and runs nothing."""
 
 import collections
+import io
 import pickle
+import time
+import tracemalloc
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import pytest
 from headrace.core import unpickle
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle
 from headrace.data.sets.known_sets import read_batch_pickle
+from headrace.weights.torch_file import read_torch_pickle, write_torch_file
 from tests.data.small_sets import python2_dumps, python3_dumps
 
 PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 6)
@@ -181,5 +187,66 @@ def test_a_value_with_shared_parts_is_visited_once() -> None:
 def test_calls_make_no_more_bytes_than_the_file_has() -> None:
     again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86Ra"
     data = b"]X\x00\x10\x00\x00" + b"a" * 4096 + b"q\x000" + again * 500 + b"."
-    with pytest.raises(RefusedPickle, match="more bytes than the file"):
+    with pytest.raises(RefusedPickle, match="times its length"):
         read_batch_pickle(data)
+
+
+NUMBER = 60_000
+EXPENSIVE = {
+    "dicts": b"(" + b"}" * NUMBER + b"t.",
+    "lists": b"(" + b"]\x94" * NUMBER + b"l.",
+    "dicts of one": b"(" + b"}NNs" * NUMBER + b"t.",
+    "lists of one": b"(" + b"]Na" * NUMBER + b"t.",
+    "nested tuples": b")" + b"\x85" * NUMBER + b".",
+    "keys": b"}(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N" for n in range(NUMBER)) + b"u.",
+    "one value memorised often": b"N" + b"\x94" * NUMBER + b".",
+    "numbers": b"(" + b"M\x05\x99" * NUMBER + b"t.",
+    "texts": b"(" + b"\x8c\x02\xc3\xbf" * NUMBER + b"t.",
+    "wide text": b"X" + (4 * NUMBER + 4).to_bytes(4, "little") + b"a" * (4 * NUMBER) + "\U0001f600".encode() + b".",
+}
+
+
+def peak_of(read: Any, data: bytes) -> int:
+    tracemalloc.start()
+    try:
+        with suppress(ValueError):
+            read(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", EXPENSIVE)
+def test_memory_is_within_the_bound_whatever_the_instructions(kind: str) -> None:
+    data = EXPENSIVE[kind]
+    assert peak_of(lambda data: read_pickle(data, PLAIN), data) < unpickle.MAX_EXPANSION * len(data) + (1 << 20)
+
+
+PAIRS = b"(" + b"".join(b"K" + bytes([n]) + b"N\x86" for n in range(200)) + b"e"
+
+
+@pytest.mark.parametrize("calls", [1_000, 100_000])
+def test_a_call_on_one_list_again_and_again_is_refused(calls: int) -> None:
+    """Each makes a dict of 200 keys from six bytes."""
+    data = b"ccollections\nOrderedDict\n\x940]\x94" + PAIRS + b"0(" + b"h\x00h\x01\x85R" * calls + b"t."
+    start = time.process_time()
+    with pytest.raises(RefusedPickle, match="more than 100 times its length"):
+        read_torch_pickle(data)
+    assert time.process_time() - start < 5
+    assert peak_of(read_torch_pickle, data) < unpickle.MAX_EXPANSION * len(data) + (1 << 20)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_many_small_values_are_within_the_bound(protocol: int) -> None:
+    value = {n: [[float(n)], (n, -n), {str(n): n}, f"layer{n}", []] for n in range(20_000)}
+    data = pickle.dumps(value, protocol)
+    assert read_pickle(data, PLAIN) == (value, len(data))
+
+
+def test_a_state_dict_of_many_small_tensors_is_within_the_bound() -> None:
+    tensors = {str(n): np.full(1, n, np.float32) for n in range(5_000)}
+    with zipfile.ZipFile(io.BytesIO(write_torch_file(tensors))) as archive:
+        data = archive.read("archive/data.pkl")
+    value, storages, _ = read_torch_pickle(data)
+    assert len(data) > 500_000
+    assert len(value) == len(storages) == 5_000

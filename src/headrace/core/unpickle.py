@@ -13,6 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Times a pickle's bytes: the memory that reading it may take. State dicts of torch need 29 to 65 by these estimates.
+MAX_EXPANSION = 100
+_FREE_BYTES = 1 << 20
+# Bytes that an instruction leaves in memory, with a place on the stack: 1.1 to 3 times what was measured.
+_SLOT = 16  # in a list or tuple, which grow by more than they need
+_KEY = 104  # of a dict that has just grown
+_NUMBER = 32
+_TEXT = 72  # without its letters
+_LETTER = 4  # of a text, whose letters have the size of the largest
+_CONTAINER = 160  # with the note that it was visited at the end
+_CALL = 128
 MAX_INSTRUCTIONS = 4_000_000  # CIFAR-100's training batch needs 350,000; a network of 10,000 tensors about as many
 # Converting a decimal number takes the square of its length, and no dataset or network counts beyond 2^128.
 _MAX_INT_BYTES = 16
@@ -47,7 +58,7 @@ def read_pickle(data: bytes, kind: PickleKind, start: int = 0) -> tuple[Any, int
     """Return (value, first byte after it) of the pickle at `start`.
 
     Dict keys that were bytes become text. Whatever is wrong is a ValueError that names the byte. Time and memory are
-    bounded by the pickle's length and MAX_INSTRUCTIONS, whatever the pickle says.
+    bounded by MAX_EXPANSION times the pickle's length and by MAX_INSTRUCTIONS, whatever the pickle says.
     """
     machine = _Machine(data, kind, start)
     try:
@@ -82,11 +93,22 @@ _MARK = _Mark()
 class _Machine:
     data: bytes
     kind: PickleKind
-    position: int
+    start: int
+    position: int = field(init=False)  # of the next byte
     at: int = 0  # where the current instruction starts
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
-    bytes_made: int = 0  # by calls
+    spent: int = 0  # bytes that were made, by estimate
+
+    def __post_init__(self) -> None:
+        self.position = self.start
+
+    def spend(self, num_bytes: int) -> None:
+        """Count memory before it is taken; refuse more than MAX_EXPANSION times the bytes read so far."""
+        # Of the bytes so far, not of the file: others may follow a pickle, such as the tensors in old files of torch.
+        self.spent += num_bytes
+        if self.spent > _FREE_BYTES + MAX_EXPANSION * (self.position - self.start):
+            raise RefusedPickle(f"it would take more than {MAX_EXPANSION} times its length in memory")
 
     def run(self) -> Any:
         """Execute instructions up to STOP; return what is left on the stack."""
@@ -101,6 +123,7 @@ class _Machine:
             instruction = _INSTRUCTIONS.get(code)
             if instruction is None:
                 raise RefusedPickle(f"it uses the instruction {bytes([code])!r}, which {self.kind.content} never need")
+            self.spend(_COSTS.get(code, _SLOT))
             instruction(self)
         raise RefusedPickle(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
 
@@ -109,9 +132,9 @@ class _Machine:
         end = self.position + count
         if count < 0 or end > len(self.data):
             raise ValueError(f"{count:,} bytes announced, {len(self.data) - self.position:,} left")
-        found = self.data[self.position : end]
         self.position = end
-        return found
+        self.spend(_LETTER * count)  # read as text, some letters may take four bytes and the others then do too
+        return self.data[end - count : end]
 
     def number(self, form: str) -> int:
         """Return the next binary number."""
@@ -134,6 +157,7 @@ class _Machine:
         found = []
         while (value := self.stack.pop()) is not _MARK:
             found.append(value)
+        self.spend(_SLOT * len(found))
         return found[::-1]
 
     def top(self, wanted: type) -> Any:
@@ -151,6 +175,7 @@ class _Machine:
         target = self.top(dict)
         if len(pairs) % 2:
             raise ValueError("a key without a value")
+        self.spend(_KEY * len(pairs) // 2)
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             target[dict_key(key)] = value
 
@@ -168,12 +193,9 @@ class _Machine:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, _Function) or not isinstance(arguments, tuple):
             raise RefusedPickle("it calls something that is not a function of the table")
-        made = function.call(*arguments)
-        if isinstance(made, bytes):  # a call on a text that was memorised may be repeated at no cost to the file
-            self.bytes_made += len(made)
-            if self.bytes_made > len(self.data):
-                raise RefusedPickle("its calls make more bytes than the file has")
-        self.stack.append(made)
+        # All of them before the call: one on something that was memorised may be repeated at no cost to the file.
+        self.spend(sum(_cost(argument) for argument in arguments))
+        self.stack.append(function.call(*arguments))
 
     def build(self) -> None:
         """Set an object's state, where its kind has a way to."""
@@ -188,6 +210,13 @@ class _Machine:
         if self.kind.load_persistent is None:
             raise RefusedPickle("it asks for an outside object")
         self.stack.append(self.kind.load_persistent(reference))
+
+
+def _cost(argument: object) -> int:
+    """Return what a function makes of an argument at most: bytes of a text, a dict or a tuple of a list."""
+    if isinstance(argument, list | tuple):
+        return _KEY * len(argument)
+    return _LETTER * len(argument) if isinstance(argument, str | bytes | bytearray) else 0
 
 
 def dict_key(key: object) -> Any:
@@ -356,3 +385,35 @@ _BY_OPCODE: dict[bytes, _Instruction] = {
     pickle.BINPERSID: lambda m: m.persistent(m.pop()),
 }
 _INSTRUCTIONS = {opcode[0]: instruction for opcode, instruction in _BY_OPCODE.items()}
+# What instructions make beyond a place on the stack; those of text and of containers count the rest as they go.
+_NUMBERS = (
+    pickle.INT,
+    pickle.LONG,
+    pickle.BININT,
+    pickle.BININT2,
+    pickle.LONG1,
+    pickle.LONG4,
+    pickle.FLOAT,
+    pickle.BINFLOAT,
+)
+_TEXTS = (
+    *(pickle.STRING, pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.UNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
+    *(pickle.SHORT_BINUNICODE, pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8, pickle.BYTEARRAY8),
+)
+_CONTAINERS = (
+    *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_LIST, pickle.LIST),
+    *(pickle.EMPTY_DICT, pickle.DICT),
+)
+_MEMO = (pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE)
+_CALLS = (pickle.REDUCE, pickle.BUILD, pickle.PERSID, pickle.BINPERSID, pickle.GLOBAL, pickle.STACK_GLOBAL)
+_COSTS = {
+    opcode[0]: cost
+    for cost, opcodes in (
+        (_SLOT + _NUMBER, _NUMBERS),
+        (_SLOT + _TEXT, _TEXTS),
+        (_CONTAINER, _CONTAINERS),
+        (_KEY + _NUMBER, _MEMO),
+        (_CALL, _CALLS),
+    )
+    for opcode in opcodes
+}
