@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
 from headrace.data.sets import table_files
 from headrace.data.sets.image_sets import detect
+from headrace.data.sets.table_files import read_npz_set
 from headrace.data.verify import verify
 from headrace.reference.entrance import config_from, resolve
 
@@ -149,6 +151,55 @@ def test_a_file_of_arrays_that_lies_about_its_size(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:60])
     with pytest.raises(DataError, match=r"not a good .npz file"):
         opened(dataset_path=str(file))
+
+
+def npz_of_zeros(file: Path, **shapes: tuple[int, ...]) -> None:
+    """Write a compressed file of large arrays without ever having them in memory."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, shape in shapes.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as out:
+                dtype = "<U1" if name == "class_names" else "|u1"
+                header = io.BytesIO()
+                np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
+                out.write(header.getvalue())
+                left = int(np.prod(shape)) * np.dtype(dtype).itemsize
+                while left > 0:
+                    left -= out.write(bytes(min(left, 1 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"images": (100 << 20, 1, 1), "labels": (5,)}, r"labels is uint8\[5\] for 104,857,600 images"),
+        ({"x_train": (4, 2, 2), "y_train": (4,), "x_test": (100 << 20, 1, 1), "y_test": (2,)}, "y_test is uint8"),
+        ({"images": (4, 2, 2), "labels": (100 << 20,)}, r"labels is uint8\[104857600\] for 4 images"),
+        ({"images": (4, 2, 2), "labels": (4,), "class_names": (25 << 20,)}, "class_names is <U1"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_not_unpacked(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], words: str
+) -> None:
+    """A hundred kilobytes stand for 100 MiB: what the headers say is compared first."""
+    file = tmp_path / "set.npz"
+    npz_of_zeros(file, **shapes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=words):
+            opened(dataset_path=str(file))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_that_is_not_asked_for_is_not_unpacked(tmp_path: Path) -> None:
+    file = tmp_path / "set.npz"
+    npz_of_zeros(file, images=(8, 24, 24), labels=(8,), x=(100 << 20, 1, 1), y=(100 << 20,))
+    tracemalloc.start()
+    try:
+        assert len(read_npz_set(file).train) == 8
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def write_parquet(file: Path, images: list[bytes], labels: list[int], names: list[str] | None = None) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import struct
 import tarfile
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -246,6 +247,56 @@ def test_tar_labels_that_cannot_be(tars: Path, name: str, data: bytes, words: st
         add(archive, name, data)
     with pytest.raises(DataError, match=words):
         tar_index(tar_shards(tars)[0])
+
+
+def header(kind: bytes, size: int, name: str = "x") -> bytes:
+    """Return the header of a member of any type that says any size."""
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(data: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return header(kind, len(data)) + data.ljust(-(-len(data) // 512) * 512, b"\0")
+
+
+SAMPLE = header(tarfile.REGTYPE, 1, "1.cls") + b"0".ljust(512, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pax(b"11 path=a.b\n") * 2_000 + SAMPLE, "hundreds of headers"),
+        ((header(tarfile.GNUTYPE_LONGNAME, 4) + b"abc".ljust(512, b"\0")) * 2_000 + SAMPLE, "hundreds of headers"),
+        (header(tarfile.GNUTYPE_LONGNAME, 1 << 40) + SAMPLE, "a header of 1,099,511,627,776 bytes"),
+        (header(tarfile.GNUTYPE_LONGLINK, 3 << 20) + bytes(3 << 20) + SAMPLE, "a header of 3,145,728 bytes"),
+        (header(tarfile.XHDTYPE, 1 << 40) + SAMPLE, "a header of"),
+        (header(tarfile.XGLTYPE, 1 << 40) + SAMPLE, "a header of"),
+    ],
+    ids=["pax chain", "long name chain", "long name", "long link", "pax", "global pax"],
+)
+def test_tar_headers_without_end_are_refused(tars: Path, content: bytes, words: str) -> None:
+    (tars / "train-2.tar").write_bytes(content + bytes(1024))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=words):
+            tar_index(tar_shards(tars)[0])
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_headers_that_count_for_all_files_are_not_kept_for_each(tars: Path) -> None:
+    """Two megabytes: 5,000 headers that tarfile copies for each of a thousand files were 500 MiB."""
+    every = b"".join(b"11 %05d=a\n" % n for n in range(5_000))
+    member = pax(b"11 path=a.b\n") + SAMPLE
+    (tars / "train-2.tar").write_bytes(pax(every, tarfile.XGLTYPE) + member * 1_000 + bytes(1024))
+    tracemalloc.start()
+    try:
+        tar_index(tar_shards(tars)[0])
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_tar_that_is_cut_short(tars: Path) -> None:

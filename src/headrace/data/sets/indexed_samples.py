@@ -499,7 +499,7 @@ def _check_facts(facts: dict, count: int) -> None:
 
 _VALIDATION = ("val", "test")
 _LABELS = (".cls", ".json")
-_MAX_LABEL_BYTES = 1 << 20  # a label is a few bytes; whatever else has such a name is not read
+_MAX_LABEL_BYTES = 1 << 20  # a label is a few bytes, also a header; whatever else has such a name is not read
 
 
 def plain_content(data: bytes, sample: int) -> Content:
@@ -530,8 +530,12 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
     for number, path in enumerate(files):
         try:
             rows += _rows_of(path, number)
-        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
-            raise DataError(f"{path} is not a complete tar file: {error}.", remedy="Fetch or make it again.") from None
+        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
+            # tarfile calls itself for each header that describes another one.
+            problem = "one file has hundreds of headers" if isinstance(error, RecursionError) else error
+            raise DataError(
+                f"{path} is not a complete tar file: {problem}.", remedy="Fetch or make it again."
+            ) from None
     if not rows:
         raise DataError(f"{files[0].parent} has no images in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
     count = max(row[3] for row in rows) + 1
@@ -540,13 +544,24 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
     return make_index(rows, class_names or numbered_classes(count))
 
 
+class _TarBytes(io.FileIO):
+    """A tar file whose headers and labels are read; tarfile takes any length that a header names for its name's."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _MAX_LABEL_BYTES:
+            raise tarfile.ReadError(f"a header of {size or -1:,} bytes at byte {self.tell():,}")
+        return super().read(size) or b""
+
+
 def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     # Uncompressed only: images inside a compressed archive could not be read by their offset.
-    with tarfile.open(path, "r:") as archive:
+    with _TarBytes(path) as stored, tarfile.open(fileobj=stored, mode="r:") as archive:
         size = path.stat().st_size
-        for member in archive:
+        # Not `for member in archive`, which keeps all of them: each has a copy of the headers for all that follow.
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]; its types lack it
             folder, _, base = member.name.rpartition("/")
             # At the first dot, as WebDataset has it: KEY.seg.png belongs to KEY.
             key, dot, suffix = base.partition(".")

@@ -9,7 +9,7 @@ import re
 import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import entries_of, parse_json
+from headrace.core.files import MAX_BYTES, entries_of, parse_json
 from headrace.core.units import format_bytes, format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.catalog import numbered_classes
@@ -37,6 +37,7 @@ _VALIDATION_KEYS = (
     ("test_images", "test_labels"),
     ("x_test", "y_test"),
 )
+_BYTES_PER_IMAGE = 100  # its number, its label, and the name by which it is held out or not
 _KEYS_RULE = (
     "Arrays are images and labels, or train_images, train_labels, val_images and val_labels, or x_train, y_train, "
     "x_test and y_test; class_names is optional."
@@ -95,7 +96,17 @@ def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
     del changed  # part of the key
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = _arrays(path, archive)
+            found = _stored_arrays(path, archive)
+            train, validation = (_pair(found, keys) for keys in (_TRAIN_KEYS, _VALIDATION_KEYS))
+            if train is None:
+                raise DataError(f"{path} has the arrays {', '.join(sorted(found))[:200] or 'none'}.", rule=_KEYS_RULE)
+            pairs = [keys for keys in (train, validation) if keys]
+            wanted = {name: found[name] for name in (*sum(pairs, ()), "class_names") if name in found}
+            # By what their headers say, all of them before any is unpacked: a compressed file may claim any size.
+            for keys in pairs:
+                _refuse_other_arrays(path, found, keys)
+            _refuse_large_arrays(path, wanted, pairs)
+            arrays = {name: _unpacked(archive, stored) for name, stored in wanted.items()}
     except DataError:
         raise
     except Exception as error:  # zipfile and NumPy raise nearly anything for damaged files
@@ -103,12 +114,7 @@ def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
             f"{path} is not a good .npz file ({type(error).__name__}: {str(error)[:200]}).",
             remedy="Write it again with np.savez.",
         ) from None
-    train, validation = (
-        next(((a, b) for a, b in keys if a in arrays and b in arrays), None) for keys in (_TRAIN_KEYS, _VALIDATION_KEYS)
-    )
-    if train is None:
-        raise DataError(f"{path} has the arrays {', '.join(sorted(arrays))[:200] or 'none'}.", rule=_KEYS_RULE)
-    parts = [_pixels(path, arrays, keys) for keys in (train, validation) if keys]
+    parts = [_pixels(path, arrays, keys) for keys in pairs]
     names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
     held_out = None
     if validation is not None:
@@ -130,55 +136,87 @@ def _class_names(path: Path, names: tuple[str, ...], labels: Sequence[np.ndarray
     return names or numbered_classes(max(count, 2))
 
 
-def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
-    """Return the arrays by lower-case name, at most half the machine's memory of them."""
-    # A compressed file may claim any size: what would not fit is refused before it is unpacked.
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    infos = [info for info in entries_of(archive) if info.filename.endswith(".npy")]
-    wanted = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
-    infos = [info for info in infos if info.filename.removesuffix(".npy").lower() in wanted]
-    total = sum(info.file_size for info in infos)
-    if total > limit:
-        raise DataError(
-            f"{path} holds arrays of {format_bytes(total)}.",
-            rule=f"They are read into memory: at most {format_bytes(limit)}, half of what this machine has.",
-            remedy="Write the images as files, or as several sets.",
-        )
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What an array's header says, and where in the archive it is."""
+
+    info: zipfile.ZipInfo
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def _stored_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, _Stored]:
+    """Return what the headers say of the arrays that a set may have, by lower-case name."""
+    known = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
     found = {}
-    for info in infos:
+    for info in entries_of(archive):
+        name = info.filename.removesuffix(".npy").lower()
+        if name not in known or not info.filename.endswith(".npy"):
+            continue
         with archive.open(info) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            # The header alone, first: NumPy would allocate what it says before it finds that the data is missing.
             shape, _, dtype = read(file)
-            if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
-                raise DataError(f"{path}: {info.filename} is {dtype}{list(shape)}, which the file cannot hold.")
-        with archive.open(info) as file:
-            found[info.filename.removesuffix(".npy").lower()] = np.lib.format.read_array(file, allow_pickle=False)
+        found[name] = _Stored(info=info, shape=shape, dtype=dtype)
+        # NumPy would allocate what the header says before it finds that the data is missing.
+        if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
+            raise DataError(f"{path}: {info.filename} is {found[name]}, which the file cannot hold.")
     return found
 
 
-def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = arrays[keys[0]], arrays[keys[1]]
-    kind = f"{images.dtype}{list(images.shape)}"
+def _pair(found: Collection[str], keys: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    return next(((images, labels) for images, labels in keys if images in found and labels in found), None)
+
+
+def _refuse_other_arrays(path: Path, found: Mapping[str, _Stored], keys: tuple[str, str]) -> None:
+    """Refuse arrays that are not images and labels of one number."""
+    images, labels = found[keys[0]], found[keys[1]]
     # MNIST's usual form: grey images without a channel dim.
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3, 4) or not images.size:
+    shape = (*images.shape, 1) if len(images.shape) == 3 else images.shape
+    if len(shape) != 4 or images.dtype != np.uint8 or shape[3] not in (1, 3, 4) or 0 in shape:
         raise DataError(
-            f"{path}: {keys[0]} is {kind}.",
+            f"{path}: {keys[0]} is {images}.",
             rule="Images are uint8 [number, height, width] or [number, height, width, 1, 3 or 4].",
-            remedy="Give channels last: images.transpose(0, 2, 3, 1)." if images.ndim == 4 else "",
+            remedy="Give channels last: images.transpose(0, 2, 3, 1)." if len(shape) == 4 else "",
         )
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() >= 10**6:
+    if labels.dtype.kind not in "iu" or labels.shape not in ((shape[0],), (shape[0], 1)):
+        raise _other_labels(path, keys[1], labels, shape[0], NO_REGRESSION if labels.dtype.kind == "f" else "")
+
+
+def _other_labels(path: Path, name: str, found: object, num_images: int, more: str = "") -> DataError:
+    rule = f"Labels are whole numbers from 0, one for each image. {more}".strip()
+    return DataError(f"{path}: {name} is {found} for {num_images:,} images.", rule=rule)
+
+
+def _refuse_large_arrays(path: Path, wanted: Mapping[str, _Stored], pairs: Sequence[tuple[str, str]]) -> None:
+    """Refuse arrays that, with what is noted of each image, are more than half of the machine's memory."""
+    names = wanted.get("class_names")
+    if names is not None and names.info.file_size > MAX_BYTES:
+        raise DataError(f"{path}: class_names is {names}.", rule=f"Names of classes take at most {MAX_BYTES:,} bytes.")
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    total = sum(stored.info.file_size for stored in wanted.values())
+    total += _BYTES_PER_IMAGE * sum(wanted[images].shape[0] for images, _ in pairs)
+    if total > limit:
         raise DataError(
-            f"{path}: {keys[1]} is {labels.dtype}{list(labels.shape)} for {len(images):,} images.",
-            rule="Labels are whole numbers from 0, one for each image."
-            + (f" {NO_REGRESSION}" if labels.dtype.kind == "f" else ""),
+            f"{path} holds arrays of {format_bytes(total)}, with the numbers of its images.",
+            rule=f"They are read into memory: at most {format_bytes(limit)}, half of what this machine has.",
+            remedy="Write the images as files, or as several sets.",
         )
-    return images, labels.astype(np.int32)
+
+
+def _unpacked(archive: zipfile.ZipFile, stored: _Stored) -> np.ndarray:
+    with archive.open(stored.info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = arrays[keys[0]], arrays[keys[1]].reshape(-1)
+    if labels.min() < 0 or labels.max() >= 10**6:
+        raise _other_labels(path, keys[1], f"{labels.dtype} from {labels.min()} to {labels.max()}", len(images))
+    return images if images.ndim == 4 else images[..., None], labels.astype(np.int32)
 
 
 # Tables
