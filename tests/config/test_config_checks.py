@@ -105,7 +105,7 @@ def test_a_target_without_validation_is_warned_of():
     [
         {"stochastic_rounding": "on"},
         {"stochastic_rounding": "on", "precision": "16.32"},
-        {"half_type": "bfloat16"},
+        {"half_type": "bfloat16", "precision": "32.32"},
         {"loss_scaling_params": '{"initial": 4}', "loss_scaling": 4},
         {"strict_pipeline": "on"},
     ],

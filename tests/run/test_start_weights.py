@@ -70,7 +70,7 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(quick, tmp_path):
         with pytest.raises(CheckpointError, match=told):
             train(quick(**SHORT, init_from=str(source)))
     with pytest.raises(ConfigError, match="matches no weight"):
-        train(quick(**SHORT, freeze=("conv9",)))
+        train(quick(**SHORT, layer_lr={"conv9": 0}))
     assert not (tmp_path / "runs").exists()
 
 

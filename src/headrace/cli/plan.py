@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
     resolved, args = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
+    from headrace.config.checks import check_start
     from headrace.config.section_run import describe_without_effect
     from headrace.engine.visible import visible_devices
     from headrace.plan.plan import format_plan, format_scale
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
     if args.schedule_file:
         check_diagram_file(args.schedule_file)
         check_output(args.schedule_file, "--schedule-file")
+    check_start(resolved)
     # With --num-devices the replicas follow from it, not from the devices of this machine.
     resolved = settle(resolved) if args.num_devices is None else with_choices(resolved)
     if not resolved.config.pipeline.measure_splits:

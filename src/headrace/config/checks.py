@@ -5,12 +5,12 @@ mapping in params.py.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule, conflict, idle
 from headrace.config.params import complete
 from headrace.config.schema import Config
-from headrace.config.section_data import AUGMENT_NOTES, AUGMENT_RULES, DATA_NOTES, DATA_RULES
+from headrace.config.section_data import AUGMENT_NOTES, AUGMENT_RULES, DATA_NOTES, DATA_RULES, SYNTHETIC_DATASETS
 from headrace.config.section_learning import (
     LEARNING_NOTES,
     LEARNING_RULES,
@@ -18,9 +18,12 @@ from headrace.config.section_learning import (
     NUMERICS_NOTES,
     NUMERICS_WARNINGS,
 )
-from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES
+from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES, WEIGHTS_AT_START
 from headrace.config.section_run import BATCH_RULES, COMPILER_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
 from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.config.load import Resolved
 
 
 def _proportions(facts: Facts) -> tuple[float, ...]:
@@ -108,6 +111,8 @@ WARNINGS = (
                 getattr(facts.config.run, name) is not None and not facts.config.validation.validation
             ),
             text=lambda facts, name=name: f"{facts.describe(name)} is never checked: {facts.describe('validation')}.",
+            option=name,
+            remedy=f"Leave {name} out, or validate.",
         )
         for name in ("target_accuracy", "early_stopping")
     ),
@@ -115,6 +120,7 @@ WARNINGS = (
         "half_partials",
         "precision",
         lambda facts: facts.config.compiler.half_partials and facts.config.numerics.precision == "32.32",
+        refused=False,  # the precision may still be chosen
     ),
 )
 
@@ -131,6 +137,26 @@ NOTES = (
         lambda facts: (
             facts.config.pipeline.replicated_optimizer_state_sharding and facts.config.batch.num_replicas in (None, 1)
         ),
+        refused=False,  # there may be more replicas on another machine
+    ),
+)
+
+# What is refused of a new run and never remarked on.
+AT_START = (
+    *WEIGHTS_AT_START,
+    Remark(
+        when=lambda facts: facts.config.data.dataset in SYNTHETIC_DATASETS or facts.config.data.synthetic_on,
+        text=lambda facts: f"{facts.describe('class_weights')} with synthetic images, whose labels are random.",
+        option="class_weights",
+    ),
+    Remark(
+        when=lambda facts: facts.config.data.balanced_sampling and facts.config.learning.class_weights == ("balanced",),
+        text=lambda facts: (
+            f"Both are given: {facts.describe('class_weights')} and {facts.describe('balanced_sampling')}. A rare "
+            "class would count more twice: in how often it is seen, and in the loss."
+        ),
+        option="class_weights",
+        remedy="Leave one of them out.",
     ),
 )
 
@@ -146,6 +172,18 @@ def check(config: Config, origins: Mapping[str, Origin]) -> tuple[tuple[str, ...
         tuple(remark.text(facts) for remark in remarks if remark.when(facts)) for remarks in (WARNINGS, NOTES)
     )
     return warnings, notes
+
+
+def check_start(resolved: "Resolved", *, has_weights: bool = False) -> None:
+    """Refuse options of a new run that cannot be meant; `has_weights`: code gives the weights to start from.
+
+    Runs that are resumed or validated were started before, and commands of the reference's applications do what they
+    did there: neither is refused.
+    """
+    facts = Facts(config=resolved.config, origins=resolved.origins, has_weights=has_weights)
+    if "application" not in resolved.source:
+        for remark in (*WARNINGS, *NOTES, *AT_START):
+            remark.refuse(facts)
 
 
 def _check_mappings(facts: Facts) -> None:

@@ -57,6 +57,7 @@ CHOSEN = "chosen"  # the kind of a value that follows from the data or the devic
 TRANSLATED = "translated"  # the kind of a value that follows from an option of another application
 DEFAULT = Origin(kind="default")
 COMMAND_LINE = Origin(kind="command line")
+CODE = Origin(kind="code")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +294,11 @@ class Facts:
 
     config: "Config"
     origins: Mapping[str, Origin]
+    has_weights: bool = False  # code gives weights to start from
+
+    def asked(self, name: str) -> bool:
+        """Say whether somebody typed the option, or code gave it; a file and a recipe may be written for many runs."""
+        return self.origins.get(name, DEFAULT).kind in (COMMAND_LINE.kind, CODE.kind)
 
     def given(self, name: str) -> bool:
         """Say whether somebody wrote the value, be it the default's."""
@@ -328,10 +334,24 @@ Rule = RuleOn[Facts]
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """A combination that works but may surprise."""
+    """A combination that works but may surprise.
+
+    With `option`, it cannot be meant: a new run for which this option was typed, or given by code, is refused.
+    """
 
     when: Callable[[Facts], object]
     text: Callable[[Facts], str]
+    option: str = ""
+    remedy: str = ""
+
+    def refuse(self, facts: Facts) -> None:
+        """Raise ConfigError where somebody asked for what cannot be meant."""
+        if self.option and facts.asked(self.option) and self.when(facts):
+            raise ConfigError(
+                self.text(facts),
+                rule="A new run does what each of its options says; what a file or a recipe gives is only remarked on.",
+                remedy=self.remedy or f"Leave {self.option} out.",
+            )
 
 
 def conflict(
@@ -356,11 +376,11 @@ def both_given(first: str, second: str, when: Callable[[Facts], object], rule: s
     )
 
 
-def idle(name: str, other: str, when: Callable[[Facts], object]) -> Remark:
-    """Note that an option does nothing; `other` is the option whose value makes it so, or a phrase with without."""
+def idle(name: str, other: str, when: Callable[[Facts], object], *, remedy: str = "", refused: bool = True) -> Remark:
+    """Remark that an option does nothing; `other` is the option whose value makes it so, or a phrase with without."""
 
     def text(facts: Facts) -> str:
         reason = other if " " in other else f"with {facts.describe(other)}"
         return f"{facts.describe(name)} has no effect {reason}."
 
-    return Remark(when=when, text=text)
+    return Remark(when=when, text=text, option=name if refused else "", remedy=remedy)

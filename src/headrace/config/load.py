@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config.checks import check
 from headrace.config.field import (
     CHOSEN,
+    CODE,
     COMMAND_LINE,
     DEFAULT,
     TRANSLATED,
@@ -249,7 +250,7 @@ def config_from(flat: Mapping[str, object]) -> Config:
 
 def resolve_code(flat: Mapping[str, object], translation: Translation = PLAIN) -> Resolved:
     """Return the configuration of options that code gives; what is not named has its default."""
-    layers = [_option_layer(flat, Origin(kind="code"), translation)]
+    layers = [_option_layer(flat, CODE, translation)]
     return _assemble(layers, "", {}, translation, _weight_layer(layers, translation))
 
 

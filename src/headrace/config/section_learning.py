@@ -57,17 +57,26 @@ class Numerics:
 
 
 def _float16_unscaled(facts: Facts) -> bool:
+    numerics, run = facts.config.numerics, facts.config.run
+    is_float16 = numerics.precision.startswith("16") and numerics.half_type == "float16"
+    return is_float16 and run.training and numerics.loss_scaling in (0, 1)
+
+
+def _is_32_bit(facts: Facts) -> bool:
+    """Say whether the run computes in 32 bits for sure: a precision that nobody gave may be chosen, but not float16."""
     numerics = facts.config.numerics
-    return numerics.precision.startswith("16") and numerics.half_type == "float16" and numerics.loss_scaling == 0
+    return numerics.precision == "32.32" and (facts.given("precision") or numerics.half_type == "float16")
 
 
 NUMERICS_WARNINGS = (
     Remark(
         when=_float16_unscaled,
         text=lambda facts: (
-            f"float16 without loss scaling ({facts.describe('precision')}): gradients below about 6e-8 vanish. "
-            "Use --loss-scaling dynamic, or --half-type bfloat16."
+            f"float16 without loss scaling ({facts.describe('precision')}, {facts.describe('loss_scaling')}): "
+            "gradients below about 6e-8 vanish. Use --loss-scaling dynamic, or --half-type bfloat16."
         ),
+        option="half_type",
+        remedy="Add --loss-scaling dynamic, or choose --half-type bfloat16.",
     ),
 )
 NUMERICS_NOTES = (
@@ -80,17 +89,22 @@ NUMERICS_NOTES = (
         text=lambda facts: (
             f"{facts.describe('stochastic_rounding')} has no effect on 32-bit weights ({facts.describe('precision')})."
         ),
+        option="stochastic_rounding",
+        remedy="Choose --precision 16.16, or leave stochastic_rounding out.",
     ),
     idle(
         "half_type",
         "precision",
-        lambda facts: facts.given("half_type") and facts.config.numerics.precision == "32.32",
+        lambda facts: facts.given("half_type") and _is_32_bit(facts),
+        remedy="Choose --precision 16.32 (float16 with --loss-scaling dynamic), or leave half_type out.",
     ),
     Remark(
         when=lambda facts: (
             facts.config.numerics.loss_scaling_params and facts.config.numerics.loss_scaling != "dynamic"
         ),
         text=lambda facts: f"{facts.describe('loss_scaling_params')} is for dynamic loss scaling only.",
+        option="loss_scaling_params",
+        remedy="Add --loss-scaling dynamic, or leave loss_scaling_params out.",
     ),
 )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.config.field import COMMAND_LINE, Facts, Rule, idle, option
+from headrace.config.field import COMMAND_LINE, Facts, Remark, Rule, idle, option
 from headrace.core.errors import ConfigError, nearest
 from headrace.rows.values import PLACE, above, at_least, between, factors_by_pattern, fraction, regular_expressions
 
@@ -483,7 +483,23 @@ def _names_nothing(name: str) -> Rule:
 
 
 WEIGHT_RULES = tuple(_names_nothing(name) for name in ("freeze", "variable_filter"))
+
+
+def _no_weights(facts: Facts) -> bool:
+    return facts.config.weights.weights is None and not facts.has_weights
+
+
 WEIGHT_NOTES = tuple(
-    idle(name, "without weights", lambda facts, name=name: facts.given(name) and facts.config.weights.weights is None)
+    idle(name, "without weights", lambda facts, name=name: facts.given(name) and _no_weights(facts))
     for name in ("init_ema", "init_min_loaded")
+)
+# Of a new run: one that is resumed has its weights from a checkpoint.
+WEIGHTS_AT_START = tuple(
+    Remark(
+        when=lambda facts, name=name: bool(getattr(facts.config.weights, name)) and _no_weights(facts),
+        text=lambda facts, name=name: f"{facts.describe(name)} keeps random weights as they are: no weights are given.",
+        option=name,
+        remedy=f"Name the weights to start from with --weights, or leave {name} out.",
+    )
+    for name in ("freeze", "variable_filter")
 )

@@ -362,6 +362,7 @@ def _idle_filter(option: str) -> Remark:
             f"{facts.describe(option)} has no effect "
             + ("without pipeline stages." if facts.config.pipeline.num_stages == 1 else "where the splits are named.")
         ),
+        option=option,
     )
 
 

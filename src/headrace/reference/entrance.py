@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import load
-from headrace.config.field import Option, Origin, normalise_name, option_names
+from headrace.config.field import CODE, Option, Origin, normalise_name, option_names
 from headrace.config.layers import Given, Layer
 from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
@@ -115,7 +115,7 @@ def resolve_code(flat: Mapping[str, object], config_name: str | None = NO_RECIPE
     """Return the configuration of options that code gives over a recipe; None chooses it as `resolve` does."""
     if config_name == NO_RECIPE:
         return load.resolve_code(flat, REFERENCE)
-    return load.resolve(flat, config_name, None, {}, REFERENCE, Origin(kind="code"))
+    return load.resolve(flat, config_name, None, {}, REFERENCE, CODE)
 
 
 def from_saved(saved: Mapping[str, object]) -> Resolved:

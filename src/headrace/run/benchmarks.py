@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from headrace.config.checks import check_start
 from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core import __version__
@@ -423,6 +424,7 @@ def find_learning_rate(
         )
     if not current_group().is_alone:
         raise ConfigError("A learning rate is searched by one process.", remedy="Start it without a launcher.")
+    check_start(resolved, has_weights=custom.weights is not None)
     config = with_choices(with_drawn(resolved), custom).config
     design = _with_growing_rate(design_run(config, custom), num_steps, lowest, highest)
     # As many steps as asked for, also where the planned epochs have fewer.

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from headrace.checkpoint.store import restore_tree, write_error
+from headrace.config.checks import check_start
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
@@ -272,6 +273,7 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
             rule="It takes a configuration, as headrace.resolve returns it.",
             remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
         )
+    check_start(resolved, has_weights=custom.weights is not None)
     # First of all, since what follows may measure blocks for minutes.
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
     settled = with_measured_blocks(settle(resolved, custom), custom)
