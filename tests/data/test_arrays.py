@@ -177,3 +177,34 @@ def test_data_unlike_that_of_the_training_is_refused():
         array_dataset(data_of(normalization="per-channel"), SPEC, None, source)
     with pytest.raises(DataError, match="2 names"):
         check_class_names(("a", "b"), 7)
+
+
+def refusal_of(images: object) -> str:
+    spec = ImageSpec(image_hwc=(4, 4, 1), num_classes=2)
+    with pytest.raises(DataError) as error:
+        array_source(images, [0, 1], spec)
+    return str(error.value)
+
+
+def test_whole_numbers_are_to_be_given_as_uint8() -> None:
+    """As float32 they would reach the network as 0 to 255, and later pictures, which are uint8, would be refused."""
+    pixels = np.arange(32).reshape(2, 4, 4, 1) * 8
+    assert "images are int64 from 0 to 248" in refusal_of(pixels)
+    for images in (pixels, pixels.astype(np.uint16), list(pixels), pixels.tolist()):
+        assert "Convert them: images.astype(np.uint8)." in refusal_of(images)
+    source = array_source(pixels.astype(np.uint8), [0, 1], ImageSpec(image_hwc=(4, 4, 1), num_classes=2))
+    assert np.array_equal(source.read(np.arange(2), 0), pixels), "the remedy keeps the pixels"
+
+
+def test_whole_numbers_beyond_a_byte_are_to_be_scaled() -> None:
+    for scale, shift, words in ((2, 0, "int64 from 0 to 496"), (1, -1, "int64 from -1 to 247")):
+        told = refusal_of(np.arange(32).reshape(2, 4, 4, 1) * 8 * scale + shift)
+        assert words in told
+        assert "Scale them to 0 to 255 and give uint8" in told
+        assert "astype(np.uint8)" not in told, "which would wrap around"
+
+
+def test_other_dtypes_have_remedies_of_their_own() -> None:
+    assert "images.astype(np.uint8) * 255" in refusal_of(np.zeros((2, 4, 4, 1), bool))
+    assert "images.astype(np.float32)" in refusal_of(np.zeros((2, 4, 4, 1), np.float64))
+    assert "remedy" not in refusal_of(np.zeros((2, 4, 4, 1), "S1"))

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.run.custom_functions import Callback, EarlyStopping, TargetAccuracy, ValidationEvent, check_callbacks
+from headrace.run.custom_functions import (
+    Callback,
+    Callbacks,
+    EarlyStopping,
+    TargetAccuracy,
+    ValidationEvent,
+    check_callbacks,
+)
 from headrace.run.design import CustomParts
 from headrace.run.fit import resume, train, train_or_resume
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
@@ -136,6 +143,35 @@ def test_what_is_not_a_callback_is_refused(quick):
 
     with pytest.raises(ConfigError, match="A callback returned True"):
         train(quick(**FEW), CustomParts(callbacks=(Wrong(),)))
+
+
+def test_a_callback_that_would_never_be_called_is_refused():
+    class Misspelt(Callback):
+        def on_epoch_ends(self, event) -> None: ...
+
+    class OfKeras(Callback):
+        def on_epoch_end(self, event) -> None: ...
+        def on_train_begin(self, logs=None) -> None: ...
+
+    class Nothing(Callback):
+        def epoch_end(self, event) -> None: ...
+
+    events = "on_call_end, on_epoch_end, on_validation_end"
+    with pytest.raises(ConfigError, match=f"Misspelt has a method on_epoch_ends.*{events}.*Did you mean on_epoch_end"):
+        check_callbacks([Misspelt()])
+    with pytest.raises(ConfigError, match=f"OfKeras has a method on_train_begin.*events of a run are {events}"):
+        check_callbacks([OfKeras()])
+    for empty in (Nothing(), Callback()):
+        with pytest.raises(ConfigError, match=f"no method for any event.*{events}"):
+            check_callbacks([empty])
+    with pytest.raises(ConfigError, match=r"A callback is a type.*Give an object: Nothing\(\)"):
+        check_callbacks([Nothing])
+    # methods that a class inherits, or that an object has as attributes, are its own
+    given = Nothing()
+    given.on_validation_end = lambda event: None  # pyright: ignore[reportAttributeAccessIssue]
+    found = check_callbacks([given, EarlyStopping(2), type("Mine", (EarlyStopping,), {})(2)])
+    assert len(found) == 3
+    assert Callbacks(found[:1]).decide_after(epoch_ends=False, validated=True), "the run waits for it"
 
 
 def test_an_epoch_that_was_interrupted_has_the_mean_of_all_its_steps(quick):

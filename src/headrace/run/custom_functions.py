@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from headrace.config.schema import Run
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, nearest
 from headrace.core.units import format_percent
 from headrace.engine.objective import SUMS, CustomObjective
 from headrace.model.context import Ctx, Draws, sample_key
@@ -239,20 +239,50 @@ class Callbacks:
 
     def _any(self, method: str) -> bool:
         # Only callbacks that override a method make the run wait for it: waiting costs the overlap of two calls.
-        return any(getattr(type(each), method) is not getattr(Callback, method) for each in self._callbacks)
+        return any(_overrides(each, method) for each in self._callbacks)
+
+
+EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    """Return callbacks given by code; refuse anything else."""
+    """Return callbacks given by code; refuse anything else, and what would never be called."""
     given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
     found = tuple(each for each in given if isinstance(each, Callback))
     if wrong := [each for each in given if not isinstance(each, Callback)]:
+        is_class = isinstance(wrong[0], type) and issubclass(wrong[0], Callback)
         raise ConfigError(
             f"A callback is a {type(wrong[0]).__name__}.",
             rule="Callbacks are a list of objects whose classes inherit from headrace.Callback.",
-            remedy="Override on_call_end, on_epoch_end or on_validation_end.",
+            remedy=f"Give an object: {wrong[0].__name__}()." if is_class else f"Override {' or '.join(EVENTS)}.",
         )
+    for callback in found:
+        _refuse_unknown_events(callback)
     return found
+
+
+def _refuse_unknown_events(callback: Callback) -> None:
+    """Refuse a callback with a method for an event that there is not, or without one for any event."""
+    name, events = type(callback).__name__, ", ".join(EVENTS)
+    methods = [method for method in dir(callback) if method.startswith("on_") and callable(getattr(callback, method))]
+    if unknown := [method for method in methods if method not in EVENTS]:
+        guess = nearest(unknown[0], EVENTS)
+        raise ConfigError(
+            f"The callback {name} has a method {unknown[0]}, which no event calls.",
+            rule=f"The events of a run are {events}.",
+            remedy=f"Did you mean {guess}?" if guess else "Use one of these, or give the method another beginning.",
+        )
+    if not any(_overrides(callback, event) for event in EVENTS):
+        raise ConfigError(
+            f"The callback {name} has no method for any event.",
+            rule=f"The events of a run are {events}.",
+            remedy="Override one of them, or leave the callback out.",
+        )
+
+
+def _overrides(callback: Callback, event: str) -> bool:
+    """Say whether a callback has a method of its own for an event, in its class or as an attribute."""
+    return getattr(getattr(callback, event), "__func__", None) is not getattr(Callback, event)
 
 
 def callbacks_of(run: Run) -> tuple[Callback, ...]:

@@ -203,9 +203,9 @@ def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> Non
     dtype = str(images.dtype)
     if dtype not in DTYPES:
         raise DataError(
-            f"The {what}images are {dtype}.",
+            f"The {what}images are {dtype}{_range_text(images)}.",
             rule="Images are uint8 (0 to 255, preprocessed as the options say) or float32 (taken as they are).",
-            remedy="Convert them: images.astype(np.float32).",
+            remedy=_dtype_remedy(images),
         )
     if spec.image_dtype not in ("", dtype):
         raise DataError(
@@ -213,6 +213,24 @@ def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> Non
             rule="uint8 images are preprocessed and float32 ones are not, so the network would see other numbers.",
             remedy=f"Give images of {spec.image_dtype}.",
         )
+
+
+def _range_text(images: Any) -> str:
+    values = np.asarray(images)
+    return f" from {values.min()} to {values.max()}" if values.dtype.kind in "iu" and values.size else ""
+
+
+def _dtype_remedy(images: Any) -> str:
+    """Return the conversion that keeps what the numbers mean: whole ones are pixels, float32 is taken as it is."""
+    values = np.asarray(images)
+    kind, is_empty = values.dtype.kind, not values.size
+    if kind == "b":
+        return "Convert them: images.astype(np.uint8) * 255."
+    if kind not in "iu":
+        return "Convert them: images.astype(np.float32)." if kind == "f" else ""
+    if is_empty or (values.min() >= 0 and values.max() <= 255):
+        return "Convert them: images.astype(np.uint8)."
+    return "Scale them to 0 to 255 and give uint8; or to the numbers that the network is to see, and give float32."
 
 
 def _labels(labels: object, num_images: int, num_classes: int, what: str) -> np.ndarray:
