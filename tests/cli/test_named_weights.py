@@ -71,7 +71,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(file: Path) -> np.ndarray:
     """Return the probabilities by the formulas: bicubic to a shorter side of 36, the centre, -1 to 1, the network."""
-    image = Image.open(file).resize((60, 36), Image.Resampling.BICUBIC).resize((45, 36), Image.Resampling.BICUBIC)
+    image = Image.open(file).resize((45, 36), Image.Resampling.BICUBIC)
     pixels = np.asarray(image)[2:34, 6:38]
     inputs = (pixels[None] / np.float32(255) - 0.5) / 0.5
     logits, _ = compute(NETWORK, PARAMS, STATS, np.asarray(inputs, np.float32), Ctx(train=False))

@@ -53,20 +53,20 @@ def test_validation_reads_the_centre(folder: Path) -> None:
     source = opened(folder, image_size=96).validation
     image = Image.open(folder / "val" / "b" / "1.jpg").resize((109, 138), Image.Resampling.BILINEAR)
     want = np.asarray(image)[21:117, 6:102]  # 96 * 256 // 224 = 109; 190 * 109 / 150 = 138.07
-    assert np.abs(source.read(np.array([3]), 0)[0].astype(int) - want).max() <= 2
+    assert (source.read(np.array([3]), 0)[0] == want).all()
     assert (source.read(np.array([3]), 9) == source.read(np.array([3]), 0)).all()
 
 
-def test_large_images_are_decoded_small(tmp_path: Path) -> None:
-    """1/4 of the size is decoded; the result is near that of decoding everything. The bound is stated in the docs."""
+def test_large_images_are_decoded_small_where_that_is_asked_for(tmp_path: Path) -> None:
+    """1/4 of the size is decoded; the result is near that of decoding everything."""
     write_classes(tmp_path, {"a": 2, "b": 2}, (700, 900))
-    source = opened(tmp_path, image_size=96).validation
+    source = opened(tmp_path, image_size=96, eval_reduced_decoding=True).validation
     assert isinstance(source, ImageSource)
     image = source.read(np.array([0]), 0)[0]
     whole = Image.open(source.samples.name(0)).resize((round(900 * 109 / 700), 109), Image.Resampling.BILINEAR)
     left = (whole.width - 96) // 2
     difference = np.abs(image.astype(int) - np.asarray(whole)[6:102, left : left + 96])
-    assert difference.mean() < 1
+    assert 0 < difference.mean() < 1
     assert difference.max() <= 8
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.data.decoding.jpeg import jpeg_decoder
-from headrace.data.decoding.resize import _resize_function, native_resize, pillow_resize
+from headrace.data.decoding.resize import Resampling, View, _resize_function, native_resize, pillow_resize
 from headrace.native import library
 from headrace.native.library import AVX2, BUILD_COMMAND, PORTABLE, SUFFIX, decode_library, find_library, source_hash
 
@@ -42,8 +42,9 @@ def test_each_variant_resizes_as_pillow_does(name: str) -> None:
     whole = (0.0, 0.0, 53.0, 90.0)
     for size in ((17, 40), (80, 20), (120, 133)):
         out = np.empty((*size, 3), np.uint8)
-        _resize_function(path)(noise, whole, size, (0, 0), out)
-        assert (out == pillow_resize(noise, whole, size)).all()
+        for how in (Resampling(), Resampling(bicubic=True), Resampling(first="down"), Resampling(True, True, "down")):
+            _resize_function(path)(noise, View(whole, size), out, how)
+            assert (out == pillow_resize(noise, whole, size, how)).all(), how
 
 
 def test_a_folder_without_a_library_says_how_to_build_one(tmp_path: Path) -> None:

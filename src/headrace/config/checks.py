@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule, conflict, idle
 from headrace.config.params import complete
 from headrace.config.schema import Config
-from headrace.config.section_data import AUGMENT_NOTES, AUGMENT_RULES, DATA_NOTES, DATA_RULES, SYNTHETIC_DATASETS
+from headrace.config.section_data import (
+    AUGMENT_NOTES,
+    AUGMENT_RULES,
+    DATA_NOTES,
+    DATA_RULES,
+    DATA_WARNINGS,
+    SYNTHETIC_DATASETS,
+)
 from headrace.config.section_learning import (
     LEARNING_NOTES,
     LEARNING_RULES,
@@ -98,6 +105,7 @@ def _endless_warmup(facts: Facts) -> bool:
 WARNINGS = (
     *NUMERICS_WARNINGS,
     *LEARNING_WARNINGS,
+    *DATA_WARNINGS,
     Remark(
         when=_endless_warmup,
         text=lambda facts: (

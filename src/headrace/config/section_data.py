@@ -115,6 +115,11 @@ class Data:
         "How validation images are resized; bicubic is for weights that were trained elsewhere with it.",
         choices=("bilinear", "bicubic"),
     )
+    eval_reduced_decoding: bool = option(
+        False,
+        "Decode JPEGs that are at least twice as large as needed at 1/2, 1/4 or 1/8 of their size in a run's "
+        "validations: quicker, but other pixels, whose accuracies are not comparable with those of other programs.",
+    )
     resize_antialias: bool = option(
         True, "Average over all pixels when an image is shrunk; off interpolates between four neighbours."
     )
@@ -236,6 +241,7 @@ IMAGE_OPTIONS = (
     "decode_once",
     "eval_resize_size",
     "eval_interpolation",
+    "eval_reduced_decoding",
     "resize_antialias",
     "max_bad_samples",
 )
@@ -408,6 +414,16 @@ DATA_RULES = (
         "balanced_sampling",
         lambda facts: facts.config.data.repeated_augmentation > 1 and facts.config.data.balanced_sampling,
         "Both say how often an image occurs in an epoch.",
+    ),
+)
+
+DATA_WARNINGS = (
+    Remark(
+        when=lambda facts: facts.config.data.eval_reduced_decoding and facts.config.validation.validation,
+        text=lambda facts: (
+            f"Validation decodes large JPEGs at a fraction of their size, {facts.describe('eval_reduced_decoding')}: "
+            "its accuracy is not comparable with that of the exact pixels."
+        ),
     ),
 )
 

@@ -58,7 +58,7 @@ void hr_inverse(const int16_t *block, int last, uint8_t *out, ptrdiff_t stride);
 void hr_inverse_small(const int16_t *block, int side, uint8_t *out, ptrdiff_t stride);
 void hr_colour_row(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, uint8_t *rgb, int width);
 int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, const double *box, int resized_h,
-              int resized_w, int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between);
+              int resized_w, int top, int left, int out_h, int out_w, int cubic, int down_first, uint8_t *out, uint8_t *between);
 
 int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int left, int height, int width, int resized_h,
                      int resized_w, int skip_y, int skip_x, int out_h, int out_w, int channels, uint8_t *out, uint8_t *room,

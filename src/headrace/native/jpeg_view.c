@@ -232,7 +232,8 @@ int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int
   int num_segments = frame->interval ? (int)((units + frame->interval - 1) / frame->interval) : 1;
   if (num_segments > size) return UNUSUAL;
   int shown = job.grey ? 1 : 3, repeat = channels / shown;
-  size_t between = (size_t)(resized_h < height ? out_h * (int64_t)width : height * (int64_t)out_w) * shown + 64;
+  int down_first = resized_h < height;
+  size_t between = (size_t)(down_first ? out_h * (int64_t)width : height * (int64_t)out_w) * shown + 64;
   size_t used = lay_out(&job, &segments, (size_t)size, NULL, num_segments), needed = used + between + 64;
   if (repeat > 1) needed += (size_t)out_h * out_w + 64;
   if ((int64_t)needed > room_size) return (int64_t)needed;
@@ -241,7 +242,7 @@ int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int
   if (!make_tables(&job, tables) || !read_rows(&job, &segments)) return UNUSUAL;
   uint8_t *to = repeat > 1 ? room + used + between + 64 : out;
   if (!hr_resize(job.pixels, (ptrdiff_t)width * shown, height, width, shown, box, resized_h, resized_w, skip_y, skip_x, out_h,
-                 out_w, to, room + used))
+                 out_w, 0, down_first, to, room + used))
     return UNUSUAL;
   if (repeat > 1)
     for (size_t i = 0; i < (size_t)out_h * out_w; i++) out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = to[i];

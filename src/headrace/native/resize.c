@@ -1,10 +1,12 @@
-/* Bilinear resizing with antialiasing: each of the two passes is Pillow's for 8-bit images, bit for bit (weights as whole
-   numbers of 22 bits, rounded to 8 bits in between). Only the rows and columns of the window are computed.
+/* Bilinear and bicubic resizing with antialiasing: each of the two passes is Pillow's for 8-bit images, bit for bit (weights as
+   whole numbers of 22 bits, rounded and clipped to 8 bits in between). Only the rows and columns of the window are computed.
    Pillow's own code takes several times as long; data/decoding/resize.py checks this against it before the first use. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "jpeg.h"
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -21,10 +23,19 @@ typedef struct {
   int32_t *weights;
 } Taps;
 
+/* Pillow's filters, by the distance in new pixels: a triangle, and the cubic that sharpens a little (its factor is -1/2). */
+static inline double weight_at(double at, int cubic) {
+  if (at < 0) at = -at;
+  if (!cubic) return at < 1.0 ? 1.0 - at : 0.0;
+  if (at < 1.0) return (1.5 * at - 2.5) * at * at + 1.0;
+  return at < 2.0 ? (((at - 5.0) * at + 8.0) * at - 4.0) * -0.5 : 0.0;
+}
+
 /* Make the weights of places `first` to `first + count` when `length` pixels, from `start` on, of the `size` that there are
    become `resized`; return 0 when there is no memory. */
-static int make_taps(Taps *taps, int size, double start, double length, int resized, int first, int count) {
-  double scale = length / resized, wide = scale < 1.0 ? 1.0 : scale, step = 1.0 / wide;
+static int make_taps(Taps *taps, int size, double start, double length, int resized, int first, int count,
+                     int cubic) {
+  double scale = length / resized, least = scale < 1.0 ? 1.0 : scale, step = 1.0 / least, wide = cubic ? 2.0 * least : least;
   int most = (int)wide * 2 + 3;
   if (most > size) most = size;
   double *row = malloc(sizeof *row * (size_t)(2 * (int)wide + 3));
@@ -48,9 +59,7 @@ static int make_taps(Taps *taps, int size, double start, double length, int resi
     if (low < 0) low = 0;
     if (high > size) high = size;
     for (int x = 0; x < high - low; x++) {
-      double at = (x + low - centre + 0.5) * step;
-      if (at < 0) at = -at;
-      row[x] = at < 1.0 ? 1.0 - at : 0.0;
+      row[x] = weight_at((x + low - centre + 0.5) * step, cubic);
       sum += row[x];
     }
     taps->from[i] = low + taps->num > size ? size - taps->num : low;
@@ -58,15 +67,18 @@ static int make_taps(Taps *taps, int size, double start, double length, int resi
     memset(weights, 0, sizeof *weights * (size_t)taps->num);
     for (int x = 0; x < high - low; x++) {
       double weight = sum != 0.0 ? row[x] / sum : row[x];
-      weights[low - taps->from[i] + x] = (int32_t)(0.5 + weight * (1 << BITS));
+      weights[low - taps->from[i] + x] = (int32_t)((weight < 0 ? -0.5 : 0.5) + weight * (1 << BITS));
     }
   }
   free(row);
   return 1;
 }
 
-/* Weights are never negative and add up to 1 but for their rounding, far too little to carry 255 over: no clipping. */
-static inline uint8_t whole(int32_t value) { return (uint8_t)(value >> BITS); }
+/* Round to a level. Bicubic weights are negative too, so a sum may lie outside of what a byte holds. */
+static inline uint8_t whole(int32_t value) {
+  int32_t level = value >> BITS;
+  return (uint8_t)(level < 0 ? 0 : level > 255 ? 255 : level);
+}
 
 static void across(const uint8_t *row, uint8_t *out, int channels, int first, int count, const Taps *taps) {
   for (int i = first; i < count; i++)
@@ -105,9 +117,10 @@ static inline __m256i two_pixels(const uint8_t *first, const uint8_t *second) {
   return _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), spread);
 }
 
+/* Signed words, which packing with saturation clips to a byte. */
 static inline __m256i rounded(__m256i high, __m256i low) {
   __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(high, LOW_BITS), low);
-  return _mm256_srli_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (BITS - 1))), BITS);
+  return _mm256_srai_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (BITS - 1))), BITS);
 }
 
 /* One row of three channels, four pixels at a time: each neighbour's two channels of 16 bits beside its partner's. Up to 11
@@ -130,7 +143,7 @@ static inline __attribute__((always_inline)) void across3_of(const uint8_t *row,
       high1 = _mm256_add_epi32(high1, _mm256_madd_epi16(odd, _mm256_loadu_si256(weight + 2)));
       low1 = _mm256_add_epi32(low1, _mm256_madd_epi16(odd, _mm256_loadu_si256(weight + 3)));
     }
-    __m256i words = _mm256_packus_epi32(rounded(high0, low0), rounded(high1, low1));
+    __m256i words = _mm256_packs_epi32(rounded(high0, low0), rounded(high1, low1));
     __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(words, words), close_up);
     uint8_t *to = out + 3 * i, last[16];
     int ends = i + 8 > taps->count; /* nothing is written after the row */
@@ -157,7 +170,7 @@ static inline void down32(const uint8_t *rows, ptrdiff_t stride, uint8_t *out, i
   for (int y = 0; y < num; y += 2) {
     int partner = y + 1 < num;
     int32_t one = weights[y], two = partner ? weights[y + 1] : 0, mask = (1 << LOW_BITS) - 1;
-    __m256i highs = _mm256_set1_epi32(one >> LOW_BITS | (two >> LOW_BITS) << 16);
+    __m256i highs = _mm256_set1_epi32((int32_t)((uint16_t)(one >> LOW_BITS) | (uint32_t)(two >> LOW_BITS) << 16));
     __m256i lows = _mm256_set1_epi32((one & mask) | (two & mask) << 16);
     __m256i above = _mm256_loadu_si256((const __m256i *)(rows + y * stride));
     __m256i below = _mm256_loadu_si256((const __m256i *)(rows + (y + partner) * stride));
@@ -169,8 +182,8 @@ static inline void down32(const uint8_t *rows, ptrdiff_t stride, uint8_t *out, i
       low[n] = _mm256_add_epi32(low[n], _mm256_madd_epi16(four[n], lows));
     }
   }
-  __m256i left = _mm256_packus_epi32(rounded(high[0], low[0]), rounded(high[1], low[1]));
-  __m256i right = _mm256_packus_epi32(rounded(high[2], low[2]), rounded(high[3], low[3]));
+  __m256i left = _mm256_packs_epi32(rounded(high[0], low[0]), rounded(high[1], low[1]));
+  __m256i right = _mm256_packs_epi32(rounded(high[2], low[2]), rounded(high[3], low[3]));
   _mm256_storeu_si256((__m256i *)out, _mm256_packus_epi16(left, right));
 }
 #endif
@@ -215,27 +228,29 @@ static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last
 
 /* pixels: `height` rows of `width` pixels, `stride` bytes apart. `box` is the part of them that is resized (top, left, height,
    width; it may begin and end inside of pixels), NULL for all. The window begins at (top, left) of the resized image, whose size
-   is resized_h x resized_w, and fills out_h x out_w pixels of `out`. An image that shrinks downwards is resized downwards first,
-   others across first: so the slower pass across has fewer rows. `between` has room for what lies between the passes,
-   (resized_h < height ? out_h * width : height * out_w) * channels + 64 bytes: taken afresh each time, such memory costs more
-   than the work in it. Returns 0 when there is no memory. */
+   is resized_h x resized_w, and fills out_h x out_w pixels of `out`. Pillow's pass across comes first; `down_first` is for images
+   that are stored sideways, and for those that shrink downwards where time counts more than a level, since the slower pass across
+   then has fewer rows. `between` has room for what lies between the passes, (down_first ? out_h * width : height * out_w) *
+   channels + 64 bytes: taken afresh each time, such memory costs more than the work in it. Returns 0 when there is no memory. */
 int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, const double *box, int resized_h,
-              int resized_w, int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between) {
+              int resized_w, int top, int left, int out_h, int out_w, int cubic, int down_first, uint8_t *out, uint8_t *between) {
   const double all[4] = {0, 0, height, width};
   if (!box) box = all;
   int same_h = box[0] == 0 && box[2] == height && height == resized_h;
   int same_w = box[1] == 0 && box[3] == width && width == resized_w;
   Taps x = {0}, y = {0};
-  int done = make_taps(&x, width, box[1], box[3], resized_w, left, out_w) &&
-             make_taps(&y, height, box[0], box[2], resized_h, top, out_h);
-  if (done && resized_h < height) {
+  int done = make_taps(&x, width, box[1], box[3], resized_w, left, out_w, cubic) &&
+             make_taps(&y, height, box[0], box[2], resized_h, top, out_h, cubic);
+  if (done && down_first) {
     int x0 = x.from[0], across = x.from[out_w - 1] + x.num - x0, line = across * channels;
     const uint8_t *from = pixels + (ptrdiff_t)x0 * channels;
     for (int i = 0; i < out_h; i++)
       down(from + y.from[i] * stride, stride, line, between + (size_t)i * line, y.num, y.weights + (size_t)i * y.num);
     for (int i = 0; i < out_w; i++) x.from[i] -= x0;
     if (same_w)
-      memcpy(out, between, (size_t)out_h * line);
+      for (int i = 0; i < out_h; i++)
+        memcpy(out + (size_t)i * out_w * channels, between + (size_t)i * line + (ptrdiff_t)(left - x0) * channels,
+               (size_t)out_w * channels);
     else
       done = across_rows(between, line, out_h, -1, across, channels, out, &x);
   } else if (done) {

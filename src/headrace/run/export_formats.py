@@ -20,7 +20,7 @@ from headrace.data.augmentation.crop_resize import CentreView, centre_view
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ImageSource
-from headrace.data.decoding.resize import View, resize_view, valid_view
+from headrace.data.decoding.resize import Resampling, View, resize_view, valid_view
 from headrace.data.sets.samples import Source
 from headrace.ops.tracing import portable
 from headrace.run.prediction import find_images
@@ -124,7 +124,7 @@ def _view_of_file(image: np.ndarray, model: TrainedModel) -> np.ndarray:
         return image
     out = np.empty(model.network.input_hwc, np.uint8)
     view = valid_view(image.shape[:2], height, model.shorter_side)
-    resize_view(image, view, out, model.antialias, model.interpolation == "bicubic")
+    resize_view(image, view, out, Resampling(model.antialias, model.interpolation == "bicubic"))
     return out
 
 

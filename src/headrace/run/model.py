@@ -576,7 +576,8 @@ class Model:
     def _evaluation_options(self, image_files: bool = False) -> dict[str, Any]:
         """Return the options of an evaluation: those of the last fit, without what applies only to its kind of data."""
         last = self._last_options
-        kept = last if image_files else {name: last[name] for name in last if name not in IMAGE_OPTIONS}
+        left_out = ("eval_reduced_decoding",) if image_files else IMAGE_OPTIONS  # what a run did to save time
+        kept = {name: last[name] for name in last if name not in left_out}
         return kept | {"training": False, "validation": True}
 
     def _not_for_resume(self, custom: CustomParts) -> set[str]:

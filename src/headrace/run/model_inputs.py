@@ -15,13 +15,13 @@ from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
-from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.decoding.resize import uncropped_side
+from headrace.data.decoding.image_source import ImageSource
 from headrace.data.sets.arrays import ImageSpec, check_class_names
 from headrace.data.sets.catalog import usual_statistics
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
 from headrace.data.sets.held_out import hold_out
+from headrace.data.sets.image_sets import evaluation_view
 from headrace.data.sets.samples import ArraySource, FileSamples, Source
 from headrace.model.context import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
@@ -336,16 +336,8 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
         return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
     listing = list_classes(path, spec.class_names or None)
     samples = FileSamples(listing.root, list(listing.files), listing.labels)
-    size = spec.image_hwc[0]
-    view = ViewSpec(
-        size=size,
-        channels=spec.image_hwc[2],
-        shorter_side=data.eval_resize_size or uncropped_side(size),
-        antialias=data.resize_antialias,
-        bicubic=data.eval_interpolation == "bicubic",
-    )
     bad = BadSamples(str(path), len(samples), data.max_bad_samples)
-    source = ImageSource(samples, view, "validation", bad)
+    source = ImageSource(samples, evaluation_view(data, spec.image_hwc[0], spec.image_hwc[2]), "validation", bad)
     info = DataInfo(
         name="folder",
         image_hwc=spec.image_hwc,

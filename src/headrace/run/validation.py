@@ -240,9 +240,10 @@ def validate(
     written into `report_dir`, by default `reports/validate` in the run; those written during training stay as they are.
     Of several processes, process 0 reads the checkpoints and writes the reports.
     """
-    # A trial run (dry_run_steps) may be validated in full.
+    # A trial run (dry_run_steps) may be validated in full, and one that decoded validation images at a fraction of
+    # their size is validated on the exact pixels, unless this call asks for the others.
     given, group = dict(overrides or {}), current_group()
-    found = _find_together(group, path, {"dry_run_steps": None} | given, which)
+    found = _find_together(group, path, {"dry_run_steps": None, "eval_reduced_decoding": False} | given, which)
     config, checkpoints = found.resolved.config, found.checkpoints
     alone = group.is_alone and describe_dataset(config.data).num_train  # else there is nothing to plan a training for
     design = design_run(config if alone else only_validating(config), num_processes=group.num_processes)

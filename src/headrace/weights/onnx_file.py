@@ -421,9 +421,10 @@ def _resized(graph: Graph, view: CentreView) -> str:
     shorter = graph.node("Min", sides)
     rows, columns = (_view_matrix(graph, side, shorter, view) for side in sides)
     x = graph.node("Transpose", [graph.node("Cast", ["images"], to=1)], perm=[0, 3, 1, 2])
-    x = graph.node("MatMul", [rows, x])
+    # Across first, as Pillow does, and rounded in between; the plain form is one interpolation.
+    x = graph.node("MatMul", [x, graph.node("Transpose", [columns], perm=[1, 0])])
     x = _rounded(graph, x) if view.antialias else x
-    x = _rounded(graph, graph.node("MatMul", [x, graph.node("Transpose", [columns], perm=[1, 0])]))
+    x = _rounded(graph, graph.node("MatMul", [rows, x]))
     return graph.node("Transpose", [x], perm=[0, 2, 3, 1])
 
 

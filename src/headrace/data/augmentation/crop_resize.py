@@ -79,17 +79,17 @@ CUBIC_NEAR, CUBIC_FAR = (1.5, -2.5, 0.0, 1.0), (-0.5, 2.5, -4.0, 2.0)
 def centre_view(images: jax.Array, view: CentreView) -> jax.Array:
     """Return that view of uint8 images [n, H, W, C] as float32 whole numbers; H and W may be symbolic dims.
 
-    The pixels are those of `valid_view` and `resize_view` but for a level or two: there, Pillow's whole-number weights
-    are used, and columns come before rows where an image is enlarged.
+    The pixels are those of `valid_view` and `resize_view` but for a level where a sum ends near a half: there, Pillow's
+    whole-number weights are used.
     """
     hw = [jnp.asarray(dim, np.int32) for dim in images.shape[1:3]]
     shorter = jnp.minimum(*hw)
     rows, columns = (_view_matrix(dim, side, shorter, view) for dim, side in zip(images.shape[1:3], hw, strict=True))
     # In full float32: a GPU would round pixels to 10 bits by default.
-    x = jnp.einsum("ph,nhwc->npwc", rows, images.astype(np.float32), precision=lax.Precision.HIGHEST)
-    # Rounded between the passes, as Pillow does; the plain form is one interpolation.
+    x = jnp.einsum("qw,nhwc->nhqc", columns, images.astype(np.float32), precision=lax.Precision.HIGHEST)
+    # Across first, as Pillow does, and rounded in between; the plain form is one interpolation.
     x = _levels(x) if view.antialias else x
-    return _levels(jnp.einsum("qw,npwc->npqc", columns, x, precision=lax.Precision.HIGHEST))
+    return _levels(jnp.einsum("ph,nhqc->npqc", rows, x, precision=lax.Precision.HIGHEST))
 
 
 def _levels(x: jax.Array) -> jax.Array:

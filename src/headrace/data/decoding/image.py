@@ -160,7 +160,7 @@ def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = Tr
     if height < 1 or width < 1:
         raise BadImage("no pixels")
     orientation = orientation if orientation in _TURNS else 1
-    if orientation >= _SIDEWAYS:
+    if is_sideways(orientation):
         height, width = width, height
     return Header(kind=kind, height=height, width=width, orientation=orientation, plain=plain)
 
@@ -219,7 +219,7 @@ def _turbo_pixels(
 ) -> np.ndarray:
     channels, factor, quick = options
     height, width = -(-header.height // factor), -(-header.width // factor)
-    if header.orientation >= _SIDEWAYS:
+    if is_sideways(header.orientation):
         height, width = width, height
     pixels = turbo.decode_jpeg(
         data,
@@ -282,6 +282,11 @@ def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if sideways:
         pixels = pixels.transpose(1, 0, 2)
     return np.ascontiguousarray(pixels[:: -1 if mirror_rows else 1, :: -1 if mirror_columns else 1])
+
+
+def is_sideways(orientation: int) -> bool:
+    """Say whether an image of this EXIF orientation is stored with rows and columns swapped."""
+    return orientation >= _SIDEWAYS
 
 
 def stored_view(view: View, header: Header, out_hw: tuple[int, int]) -> View:

@@ -12,13 +12,23 @@ from headrace.data.decoding.image import (
     cut_rows,
     decode_factor,
     decode_stored,
+    is_sideways,
     read_header,
     stored_view,
     turn,
 )
 from headrace.data.decoding.jpeg import FileBackedSamples, batch_decoder, jpeg_decoder
 from headrace.data.decoding.limits import MAX_PIXELS
-from headrace.data.decoding.resize import CropRule, Scratch, View, draws, random_crop, resize_view, valid_view
+from headrace.data.decoding.resize import (
+    CropRule,
+    Resampling,
+    Scratch,
+    View,
+    draws,
+    random_crop,
+    resize_view,
+    valid_view,
+)
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
 
@@ -38,16 +48,28 @@ class ViewSpec:
     antialias: bool = True
     bicubic: bool = False  # in evaluation
     whole: bool = False  # the whole image becomes a square, whatever its shape
+    # Whether JPEGs that are at least twice as large as needed may be decoded at 1/2, 1/4 or 1/8 in a view of
+    # evaluation. Its pixels are otherwise Pillow's, those of a full decode and then `resize`, bit for bit.
+    reduced: bool = False
 
     @property
     def is_quick(self) -> bool:
-        """Say whether the compiled decoder may be used: in evaluation, pixels equal Pillow's bit for bit."""
-        return (self.crop is not None or self.whole) and self.antialias
+        """Say whether this is a view of training alone, whose pixels may be a few levels off if that saves time."""
+        return self.crop is not None or self.whole
 
     @property
-    def is_bicubic(self) -> bool:
-        """Say how this view is resized: random crops of training are bilinear."""
-        return self.bicubic and self.crop is None and not self.whole
+    def is_compiled(self) -> bool:
+        """Say whether the compiled decoder may be used."""
+        return self.is_quick and self.antialias
+
+    def factor(self, header: Header, view: View) -> int:
+        """Return at which fraction of its size an image is decoded for a view of it: 1/2, 1/4 or 1/8, else 1."""
+        return decode_factor(header, view.crop[2:], view.resized_hw) if self.is_quick or self.reduced else 1
+
+    def resampling(self, orientation: int = 1) -> Resampling:
+        """Return how the view of an image stored in this orientation is resized: random crops are bilinear."""
+        first = "quick" if self.is_quick else "down" if is_sideways(orientation) else "across"
+        return Resampling(self.antialias, self.bicubic and not self.is_quick, first)
 
     def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
         """Return the view of an image of this size."""
@@ -123,7 +145,7 @@ class ImageSource(_DecodedBytes):
     def _decode_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
         """Decode what one call in C can decode; return which ones those are, None without the compiled decoder."""
         spec = self.spec
-        if not spec.is_quick or not out.flags.c_contiguous:
+        if not spec.is_compiled or not out.flags.c_contiguous:
             return None
         decoder = batch_decoder(spec.crop, spec.seed, spec.size, spec.channels)
         if decoder is None or not isinstance(self.samples, FileBackedSamples):
@@ -163,17 +185,16 @@ def decode_into(
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
         view = spec.view(data.shape[:2], epoch, sample, boxes)
-        resize_view(_as_channels(data, spec.channels), view, out, spec.antialias, spec.is_bicubic)
+        resize_view(_as_channels(data, spec.channels), view, out, spec.resampling())
         return data.shape[:2]
-    decoder = jpeg_decoder() if spec.is_quick else None
+    decoder = jpeg_decoder() if spec.is_compiled else None
     known = decoder.header(data) if decoder is not None else None
     header = known or read_header(data)
     view = stored_view(spec.view((header.height, header.width), epoch, sample, boxes), header, out.shape[:2])
     stored = out if header.orientation == 1 else np.empty_like(out)  # views are square
-    factor = decode_factor(header, view.crop[2:], view.resized_hw)
-    if decoder is None or known is None or not decoder.decode_into(data, view, stored, factor):
+    if decoder is None or known is None or not decoder.decode_into(data, view, stored, spec.factor(header, view)):
         pixels, view = decode_view(data, header, view, spec, scratch)
-        resize_view(pixels, view, stored, spec.antialias, spec.is_bicubic)
+        resize_view(pixels, view, stored, spec.resampling(header.orientation))
     if stored is not out:
         out[...] = turn(stored, header.orientation)
     return header.height, header.width
@@ -189,7 +210,7 @@ def decode_view(
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
         raise BadImage(f"{header.width:,} x {header.height:,} pixels: too narrow for a centre crop")
     top, left, height, width = view.crop
-    factor, quick = decode_factor(header, (height, width), view.resized_hw), spec.crop is not None
+    factor, quick = spec.factor(header, view), spec.is_quick
     if quick and factor == 1 and header.kind == "jpeg" and header.plain:
         cut = cut_rows(data, int(top), int(top + height))
         if cut is not None:

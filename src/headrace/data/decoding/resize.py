@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from headrace.native.library import decode_library
 
 
 Box = tuple[float, float, float, float]  # top, left, height, width
-Resize = Callable[[np.ndarray, Box, tuple[int, int], tuple[int, int], np.ndarray], None]
+Resize = Callable[[np.ndarray, "View", np.ndarray, "Resampling"], None]
 _SPARE = 64  # bytes after the intermediate image: the C code reads and writes whole vectors
 
 
@@ -31,6 +32,26 @@ class View(NamedTuple):
     crop: Box  # its edges may lie inside of pixels
     resized_hw: tuple[int, int]
     offset: tuple[int, int] = (0, 0)  # top, left
+
+
+class Resampling(NamedTuple):
+    """How a crop is resized."""
+
+    antialias: bool = True
+    bicubic: bool = False
+    # Which of the two passes comes first; between them values are rounded, and what bicubic weights carry beyond black
+    # and white is clipped. "across" is Pillow's order, up to version 12 for every image: published weights were
+    # measured with it. (Pillow 13 turns it round where the height loses more than twice as many pixels as the width.)
+    # "down" is the same for an image that is stored sideways. "quick", for training, leaves fewer rows to the slower
+    # pass across: where an image shrinks downwards, that pass is the second.
+    first: str = "across"
+
+    def is_down_first(self, height: int, resized_height: int) -> bool:
+        """Say whether rows are resized before columns."""
+        return self.first == "down" or (self.first == "quick" and resized_height < height)
+
+
+PILLOWS = Resampling()  # bilinear, as Pillow computes it
 
 
 class Scratch(threading.local):
@@ -49,30 +70,28 @@ class Scratch(threading.local):
         return self._bytes[:size]
 
 
-def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool = True, bicubic: bool = False) -> None:
+def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, how: Resampling = PILLOWS) -> None:
     """Write a view of uint8 [h, w, C] pixels into `out` [H, W, C]. Pixels outside of the crop have no influence.
 
     Pixels that the crop's edges divide count as Pillow's `resize(box=...)` counts them.
-    With antialiasing each of the two passes is Pillow's, bit for bit; the vertical pass comes first where the height
-    shrinks, otherwise the horizontal one. Without it, each pixel is the mean of its four neighbours, weighted by
-    distance, with pixel centres aligned.
+    With antialiasing the result is Pillow's, bit for bit. Without it, each pixel is the mean of its four neighbours,
+    weighted by distance, with pixel centres aligned.
     """
     top, left, height, width = view.crop
     first_row, first_column = int(top), int(left)
     crop = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
     box = (top - first_row, left - first_column, height, width)
+    view = view._replace(crop=box)
     rows, columns = (slice(start, start + size) for start, size in zip(view.offset, out.shape, strict=False))
     # Nothing to resize: copied, so that small images of the right size keep their bytes.
     if box == (0, 0, *view.resized_hw):
         out[...] = crop[rows, columns]
-    elif bicubic:
-        out[...] = pillow_resize(crop, box, view.resized_hw, bicubic=True)[rows, columns]
-    elif antialias and (native := native_resize()) is not None and _fits(crop, out):
-        native(crop, box, view.resized_hw, view.offset, out)
-    elif antialias:
-        out[...] = pillow_resize(crop, box, view.resized_hw)[rows, columns]
+    elif not how.antialias:
+        _resize_plain(crop, view, out)
+    elif (native := native_resize()) is not None and _fits(crop, out):
+        native(crop, view, out, how)
     else:
-        _resize_plain(crop, view._replace(crop=box), out)
+        out[...] = pillow_resize(crop, box, view.resized_hw, how)[rows, columns]
 
 
 def _fits(crop: np.ndarray, out: np.ndarray) -> bool:
@@ -80,17 +99,16 @@ def _fits(crop: np.ndarray, out: np.ndarray) -> bool:
     return crop.strides[1:] == (crop.shape[2], 1) and crop.strides[0] > 0 and out.flags.c_contiguous
 
 
-def pillow_resize(crop: np.ndarray, box: Box, hw: tuple[int, int], *, bicubic: bool = False) -> np.ndarray:
-    """Return a part of an image resized by Pillow, with the two passes in our order."""
+def pillow_resize(crop: np.ndarray, box: Box, hw: tuple[int, int], how: Resampling = PILLOWS) -> np.ndarray:
+    """Return a part of an image resized by Pillow, a call for each pass: in one call the order is the version's."""
     from PIL import Image
 
     top, left, height, width = box
     grey = crop.shape[2] == 1
-    method = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    method = Image.Resampling.BICUBIC if how.bicubic else Image.Resampling.BILINEAR
     image = Image.fromarray(np.ascontiguousarray(crop[:, :, 0] if grey else crop))
-    # One call would run the passes in an order that depends on Pillow's version. Vertical first when shrinking leaves
-    # fewer rows to the slower horizontal pass.
-    for vertical in (True, False) if hw[0] < image.height else (False, True):
+    down_first = how.is_down_first(image.height, hw[0])
+    for vertical in (down_first, not down_first):
         size = (image.width, hw[0]) if vertical else (hw[1], image.height)
         part = (0, top, image.width, top + height) if vertical else (left, 0, left + width, image.height)
         image = image.resize(size, method, box=part)
@@ -129,7 +147,7 @@ def _taps(
 
 @lru_cache(maxsize=1)
 def native_resize() -> Resize | None:
-    """Return the compiled resizer (pixels, box in them, resized size, offset, out); None if missing or wrong."""
+    """Return the compiled resizer (pixels, view of them, out, how); None if missing or wrong."""
     path, _ = decode_library()
     if path is None:
         return None
@@ -141,22 +159,23 @@ def _resize_function(path: Path) -> Resize:
     function = ctypes.CDLL(str(path)).hr_resize
     c_int = ctypes.c_int
     place = ctypes.c_void_p
-    function.argtypes = [place, ctypes.c_ssize_t, *([c_int] * 3), place, *([c_int] * 6), place, place]
+    function.argtypes = [place, ctypes.c_ssize_t, *([c_int] * 3), place, *([c_int] * 8), place, place]
     function.restype = c_int
 
     scratch = Scratch()
 
-    def resize(
-        pixels: np.ndarray, box: Box, resized_hw: tuple[int, int], offset: tuple[int, int], out: np.ndarray
-    ) -> None:
+    def resize(pixels: np.ndarray, view: View, out: np.ndarray, how: Resampling) -> None:
         height, width, channels = pixels.shape
-        # The intermediate image: after the vertical pass where the height shrinks, else after the horizontal one.
-        size = out.shape[0] * width if resized_hw[0] < height else height * out.shape[1]
+        down_first = how.is_down_first(height, view.resized_hw[0])
+        # The intermediate image.
+        size = out.shape[0] * width if down_first else height * out.shape[1]
         between = scratch.take(size * channels + _SPARE)
+        assert how.antialias
         assert pixels.strides[1:] == (channels, 1)
         assert out.flags.c_contiguous
-        sizes = (height, width, channels, (ctypes.c_double * 4)(*box), *resized_hw, *offset, *out.shape[:2])
-        if not function(pixels.ctypes.data, pixels.strides[0], *sizes, out.ctypes.data, between.ctypes.data):
+        sizes = (height, width, channels, (ctypes.c_double * 4)(*view.crop), *view.resized_hw, *view.offset)
+        choices = (*out.shape[:2], how.bicubic, down_first)
+        if not function(pixels.ctypes.data, pixels.strides[0], *sizes, *choices, out.ctypes.data, between.ctypes.data):
             raise MemoryError
 
     return resize
@@ -169,12 +188,13 @@ def _is_pillows(resize: Resize) -> bool:
     """
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3)).astype(np.uint8)
     whole, divided = (0.0, 0.0, 61.0, 83.0), (0.75, 0.125, 59.5, 82.25)
-    for size in ((32, 24), (61, 40), (100, 83), (70, 190), (20, 190), (100, 20)):
-        for box in (whole, divided):
-            out = np.empty((*size, 3), np.uint8)
-            resize(noise, box, size, (0, 0), out)
-            if (out != pillow_resize(noise, box, size)).any():
-                return False
+    sizes = (32, 24), (61, 40), (100, 83), (70, 190), (20, 190), (100, 20)
+    for size, box, bicubic, first in product(sizes, (whole, divided), (False, True), ("across", "down")):
+        how = Resampling(bicubic=bicubic, first=first)
+        out = np.empty((*size, 3), np.uint8)
+        resize(noise, View(box, size), out, how)
+        if (out != pillow_resize(noise, box, size, how)).any():
+            return False
     return True
 
 

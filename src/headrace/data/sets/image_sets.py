@@ -26,6 +26,7 @@ from headrace.data.sets.folder import (
 from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.indexed_samples import (
     Index,
+    Pack,
     StoredSamples,
     empty_classes,
     has_tar_shards,
@@ -230,6 +231,14 @@ def _from_pack(path: Path, data: Data) -> ImageSet:
         train=pack.train,
         validation=pack.validation,
         split_by=pack.split_by,
+        remarks=_packed_remark(pack) if len(pack.validation) else (),
+    )
+
+
+def _packed_remark(pack: Pack) -> tuple[str, ...]:
+    return (
+        f"Validation images are {pack.split_by}: encoded once more, they are other pixels than those of the original "
+        "files, and so is the accuracy.",
     )
 
 
@@ -432,26 +441,13 @@ def sources_of(
 ) -> tuple[ImageSource | WorkingSource, ImageSource, BadSamples]:
     """Return the sources of training and validation, and the list of bad samples that they share."""
     bad = BadSamples(images.place, len(images.train) + len(images.validation), data.max_bad_samples)
-    shorter = data.eval_resize_size or uncropped_side(size)
-    if shorter is not None and shorter < size:
-        raise ConfigError(
-            f"eval_resize_size is {shorter}, but the image size is {size}.",
-            rule="The centre is cut out of the resized image, so its shorter side must be at least as long.",
-            remedy="Leave --eval-resize-size out, or raise it.",
-        )
-    evaluation = ViewSpec(
-        size=size,
-        channels=data.num_channels,
-        seed=seed,
-        shorter_side=shorter,
-        antialias=data.resize_antialias,
-        bicubic=data.eval_interpolation == "bicubic",
-    )
+    evaluation = evaluation_view(data, size, data.num_channels)
     working, rule = working_size(images, data, size), crop_rule(data, size)
     if working is not None and rule is not None:
-        whole = ImageSource(images.train, replace(evaluation, size=working, whole=True), "train", bad)
+        whole = ImageSource(images.train, replace(evaluation, size=working, whole=True, seed=seed), "train", bad)
         return WorkingSource(whole, rule), ImageSource(images.validation, evaluation, "validation", bad), bad
-    training, sent = replace(evaluation, crop=rule), sent_size(data, size)
+    # Without random crops training sees what validation sees, but for the reduced decoding.
+    training, sent = replace(evaluation, crop=rule, seed=seed, reduced=True), sent_size(data, size)
     if sent is not None:  # without random crops the whole shorter side is sent, and the device crops it
         training = replace(training, size=sent, shorter_side=sent)
     train, validation = images.train, images.validation
@@ -462,6 +458,25 @@ def sources_of(
             for part, quick in ((train, rule is not None), (validation, False))
         )
     return ImageSource(train, training, "train", bad), ImageSource(validation, evaluation, "validation", bad), bad
+
+
+def evaluation_view(data: Data, size: int, channels: int) -> ViewSpec:
+    """Return what validation takes of an image."""
+    shorter = data.eval_resize_size or uncropped_side(size)
+    if shorter is not None and shorter < size:
+        raise ConfigError(
+            f"eval_resize_size is {shorter}, but the image size is {size}.",
+            rule="The centre is cut out of the resized image, so its shorter side must be at least as long.",
+            remedy="Leave --eval-resize-size out, or raise it.",
+        )
+    return ViewSpec(
+        size=size,
+        channels=channels,
+        shorter_side=shorter,
+        antialias=data.resize_antialias,
+        bicubic=data.eval_interpolation == "bicubic",
+        reduced=data.eval_reduced_decoding,
+    )
 
 
 def _range(given: tuple[float, ...] | None, default: tuple[float, float], name: str) -> tuple[float, float]:
