@@ -174,20 +174,38 @@ def test_a_crop_that_does_not_lie_in_the_image_is_refused(decoder: JpegDecoder) 
         assert not decoder.decode_into(data, View(crop, (5, 5)), out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [["-mavx2", "-mbmi", "-mbmi2"], []], ids=["AVX2", "portable"])
-def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
-    """Run the decoder on 450,000 damaged images, in a process of its own, with sanitizers watching."""
+EACH_BUILD = pytest.mark.parametrize("flags", [["-mavx2", "-mbmi", "-mbmi2"], []], ids=["AVX2", "portable"])
+
+
+def watched_build(source: str, code: str, flags: list[str], folder: Path) -> str:
+    """Compile a program of this folder with C code of the package and the sanitizers; return its path."""
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
     files = Path(library.__file__).parent
-    sources = [str(path) for path in sorted(files.glob("*.c"))]
+    sources = [str(path) for path in sorted(files.glob(code))]
     watched = ["-g", "-O1", "-fwrapv", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{files}"]
-    program = str(tmp_path / "fuzz")
-    words = [compiler, *flags, *watched, "-o", program, str(Path(__file__).parent / "fuzz_jpeg.c"), *sources, "-lm"]
+    program = str(folder / "fuzz")
+    words = [compiler, *flags, *watched, "-o", program, str(Path(__file__).parent / source), *sources, "-lm"]
     if subprocess.run(words, capture_output=True, check=False).returncode:
         pytest.skip("the compiler has no sanitizers")
+    return program
+
+
+@EACH_BUILD
+def test_resizing_stays_within_its_images(tmp_path: Path, flags: list[str]) -> None:
+    """Both filters, both orders, images of a single column: rows near the end of an image are not read over."""
+    program = watched_build("fuzz_resize.c", "resize.c", flags, tmp_path)
+    done = subprocess.run([program, "8000", "1"], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "8000\n"
+
+
+@pytest.mark.slow
+@EACH_BUILD
+def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
+    """Run the decoder on 450,000 damaged images, in a process of its own, with sanitizers watching."""
+    program = watched_build("fuzz_jpeg.c", "*.c", flags, tmp_path)
     for number, form in enumerate(FORMS):
         (tmp_path / f"{number}.jpg").write_bytes(encode(rough(77, 101, seed=number), **form))
     images = [str(path) for path in sorted(tmp_path.glob("*.jpg"))]

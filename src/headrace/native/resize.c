@@ -201,7 +201,8 @@ static void down(const uint8_t *rows, ptrdiff_t stride, int width, uint8_t *out,
   }
 }
 
-/* Resize rows across. Of the last row of an image nothing after its end may be read, so it is copied first. */
+/* Resize rows across. Nothing may be read after the end of an image, so rows that near it are copied first: the last one, and of an
+   image that is a few pixels wide those before it. */
 static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last_row, int width, int channels, uint8_t *to,
                        const Taps *taps) {
   size_t line = (size_t)taps->count * channels;
@@ -212,7 +213,7 @@ static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last
     int done = weights && copy;
     for (int y = 0; done && y < rows; y++) {
       const uint8_t *row = from + y * stride;
-      if (y == last_row) row = memcpy(copy, row, (size_t)width * 3);
+      if (last_row >= 0 && (last_row - y) * stride < 16) row = memcpy(copy, row, (size_t)width * 3);
       across3(row, to + y * line, taps, weights);
     }
     free(weights);
