@@ -250,11 +250,12 @@ def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
     given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
     found = tuple(each for each in given if isinstance(each, Callback))
     if wrong := [each for each in given if not isinstance(each, Callback)]:
-        is_class = isinstance(wrong[0], type) and issubclass(wrong[0], Callback)
+        first = wrong[0]
+        given_class = first.__name__ if isinstance(first, type) and issubclass(first, Callback) else ""
         raise ConfigError(
             f"A callback is a {type(wrong[0]).__name__}.",
             rule="Callbacks are a list of objects whose classes inherit from headrace.Callback.",
-            remedy=f"Give an object: {wrong[0].__name__}()." if is_class else f"Override {' or '.join(EVENTS)}.",
+            remedy=f"Give an object: {given_class}()." if given_class else f"Override {' or '.join(EVENTS)}.",
         )
     for callback in found:
         _refuse_unknown_events(callback)
