@@ -24,6 +24,7 @@ from headrace.cli.options import (
 from headrace.config.field import normalise_name, option_names
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.files import parse_json
+from headrace.core.local_path import local_path
 from headrace.core.units import format_bytes, format_measured
 from headrace.reference.entrance import known_options
 
@@ -139,8 +140,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--list", action="store_true", help="list the named benchmarks, as --entry list does")
     add("--entry", metavar="NAME", help="run a named benchmark, or all that a regular expression matches")
     add("--full-plan", action="store_true", help="run it on all its devices and processes, not on one device")
-    add("--benchmarks", type=Path, metavar="FILE", help="the file that names them [the shipped benchmarks.yml]")
-    add("--output", type=Path, metavar="FILE", help="append each line of JSON to this file as well")
+    add("--benchmarks", type=local_path, metavar="FILE", help="the file that names them [the shipped benchmarks.yml]")
+    add("--output", type=local_path, metavar="FILE", help="append each line of JSON to this file as well")
 
 
 # Named benchmarks, read from a YAML file. Each measurement runs in a new process.
@@ -370,8 +371,10 @@ def profile(argv: list[str]) -> int:
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this command has."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN_DIR", help="a run, whose options are profiled")
+    parser.add_argument("run", nargs="?", type=local_path, metavar="RUN_DIR", help="a run, whose options are profiled")
     parser.add_argument("--steps-per-call", type=int, default=10, metavar="N", help="steps of one device call [10]")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the trace [RUN_DIR/profile, or profile]")
+    parser.add_argument(
+        "--output", type=local_path, metavar="DIR", help="folder of the trace [RUN_DIR/profile, or profile]"
+    )
     parser.add_argument("--again", action="store_true", help="profile a run's options anew")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")

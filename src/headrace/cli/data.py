@@ -5,6 +5,7 @@ from pathlib import Path
 
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.local_path import local_text
 
 ACTIONS = {
     "get": "download a dataset by name, check it and unpack it",
@@ -34,7 +35,9 @@ def _get(argv: list[str]) -> int:
 
     parser = Parser(prog="headrace data get", description="Download datasets by name.")
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"one or more of {', '.join(PUBLISHED)}")
-    parser.add_argument("--dataset-path", metavar="DIR", help=f"directory for them [{datasets_directory()}]")
+    parser.add_argument(
+        "--dataset-path", type=local_text, metavar="DIR", help=f"directory for them [{datasets_directory()}]"
+    )
     parser.add_argument("--mirror", default="", metavar="URL", help=f"server with URL/NAME/FILE [${MIRROR}]")
     args = parser.parse_intermixed_args(argv)
     from headrace.core.download import terminal_progress
@@ -68,11 +71,15 @@ def _build(argv: list[str]) -> int:
     from headrace.cli.options import parse
 
     def extra(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder for the shards")
+        parser.add_argument("--output-dir", type=local_text, required=True, metavar="DIR", help="folder for the shards")
         parser.add_argument("--train-shards", type=int, default=1024, metavar="N", help="shards of training [1024]")
         parser.add_argument("--validation-shards", type=int, default=128, metavar="N", help="of validation [128]")
-        parser.add_argument("--metadata", metavar="FILE", help="names of classes: folder TAB description")
-        parser.add_argument("--boxes", metavar="FILE", help="boxes of objects: file,xmin,ymin,xmax,ymax from 0 to 1")
+        parser.add_argument(
+            "--metadata", type=local_text, metavar="FILE", help="names of classes: folder TAB description"
+        )
+        parser.add_argument(
+            "--boxes", type=local_text, metavar="FILE", help="boxes of objects: file,xmin,ymin,xmax,ymax from 0 to 1"
+        )
 
     resolved, args = parse(argv, "headrace data build", extra)
     from headrace.data.feeding.feed import num_threads_of
@@ -105,7 +112,9 @@ def _pack(argv: list[str]) -> int:
     from headrace.cli.options import check_output, parse
 
     def extra(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--output", required=True, metavar="FILE", help="packed file to write, such as my.hrp")
+        parser.add_argument(
+            "--output", type=local_text, required=True, metavar="FILE", help="packed file to write, such as my.hrp"
+        )
         parser.add_argument("--shorter-side", type=int, default=256, metavar="N", help="of packed images [256]")
         parser.add_argument("--quality", type=int, default=90, metavar="N", help="of their JPEGs, 1 to 100 [90]")
 

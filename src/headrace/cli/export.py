@@ -2,11 +2,11 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights, read_arguments
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
+from headrace.core.local_path import local_path
 from headrace.core.units import format_bytes
 
 DESCRIPTION = (
@@ -52,7 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = ("safetensors", "torch-names", "onnx", "stablehlo")
     add_path_argument(parser)
     parser.add_argument("--format", choices=formats, help="what is written [as --out ends: .onnx, .pth ...]")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
+    parser.add_argument("-o", "--out", type=local_path, metavar="FILE", help="file or directory [the run's directory]")
     add_model_arguments(parser)
     parser.add_argument(
         "--names",
@@ -75,7 +75,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-images",
         nargs="+",
-        type=Path,
+        type=local_path,
         metavar="PATH",
         help="image files or folders to check the export on [the run's validation images, else generated ones]",
     )
@@ -113,4 +113,4 @@ def convert(argv: list[str]) -> int:
 
 def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="WEIGHTS", help="a known name, hf:OWNER/NAME, an address, or a file")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="directory of the checkpoint")
+    parser.add_argument("--out", type=local_path, metavar="DIR", required=True, help="directory of the checkpoint")

@@ -16,6 +16,7 @@ from headrace.config.params import TABLES
 from headrace.config.schema import SECTIONS, Parser, all_options, options_in, take_options, usage_of
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, listed
 from headrace.core.errors import ConfigError
+from headrace.core.local_path import local_text
 from headrace.core.units import format_bytes
 from headrace.reference.entrance import ALL_SECTIONS, REFERENCE, resolve
 from headrace.rows.values import REQUIRED, format_value
@@ -324,7 +325,7 @@ def configs(argv: list[str]) -> int:
 
 def _list_configs(argv: list[str]) -> int:
     parser = Parser(prog="headrace configs", usage=_CONFIGS.removeprefix("usage: "))
-    parser.add_argument("--config-path", "--config_path", metavar="FILE")
+    parser.add_argument("--config-path", "--config_path", type=local_text, metavar="FILE")
     parser.add_argument("--reference", action="store_true")
     args = parser.parse_args(argv)
     if args.reference and args.config_path:
@@ -342,7 +343,10 @@ def _show_config(argv: list[str]) -> int:
         parser.add_argument("name", nargs="?", metavar="NAME", help="the configuration (default: default)")
         parser.add_argument("--config", metavar="NAME", help="the same")
         parser.add_argument(
-            "--config-path", metavar="FILE", help="YAML file that has it (default: the shipped recipes)"
+            "--config-path",
+            type=local_text,
+            metavar="FILE",
+            help="YAML file that has it (default: the shipped recipes)",
         )
         parser.add_argument("--all", action="store_true", help="show the options that have their default, too")
 

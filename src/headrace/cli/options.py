@@ -18,6 +18,7 @@ from headrace.config.load import Resolved
 from headrace.config.schema import Extra, build_parser, take_options
 from headrace.config.section_run import PLATFORMS
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.local_path import WEB, local_text
 from headrace.reference.entrance import known_options, resolve
 
 
@@ -137,7 +138,7 @@ def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None
         group.add_argument(
             "--config", metavar="NAME", help="recipe to start from (`headrace configs` lists them); none uses no recipe"
         )
-        group.add_argument("--config-path", metavar="FILE", help="YAML file of your own recipes")
+        group.add_argument("--config-path", type=local_text, metavar="FILE", help="YAML file of your own recipes")
         if extra:
             extra(parser)
 
@@ -219,7 +220,7 @@ def model_and_weights(path: str | None, weights: str, use: str) -> tuple[str, st
     if bool(path) == bool(weights):
         problem = f"Both {path} and --weights {weights} are given." if path else "No run and no weights are named."
         raise ConfigError(problem, remedy="Name a run or a checkpoint, or give --weights NAME.")
-    return path or weights, use
+    return local_text(path or weights, "--weights" if weights else "The run", WEB), use
 
 
 def check_output(file: Path | None, flag: str) -> None:

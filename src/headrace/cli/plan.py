@@ -3,10 +3,10 @@
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import check_output, parse, print_fitted, print_remarks
+from headrace.core.local_path import local_path
 
 if TYPE_CHECKING:
     from headrace.plan.plan import ScaleRow
@@ -82,7 +82,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--schedule-file",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="Plot the pipeline's schedule to a file: .svg, .png, .txt, or .json for a Chrome trace.",
     )

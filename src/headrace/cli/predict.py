@@ -22,6 +22,7 @@ from headrace.cli.options import (
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
+from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     from headrace.run.prediction import find_images, labels_by_folder, predict
 
     model = find_model(name, which)
-    files = find_images([Path(path) for path in paths])
+    files = find_images([local_path(path) for path in paths])
     labels = labels_by_folder(files, model.class_names)
     if args.page and not labels:
         raise ConfigError(
@@ -161,9 +162,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each image [5]")
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="format of the result [table]")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write it to [the console]")
+    parser.add_argument("--output", type=local_path, metavar="FILE", help="file to write it to [the console]")
     parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="write an HTML page too, of images in folders named after classes"
+        "--page",
+        type=local_path,
+        metavar="FILE",
+        help="write an HTML page too, of images in folders named after classes",
     )
     add_model_arguments(parser)
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images at a time [32]")
@@ -182,10 +186,10 @@ def explain(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace explain", description=_EXPLAIN)
     add_path_argument(parser)
-    parser.add_argument("image", metavar="IMAGE", type=Path, help="an image file")
+    parser.add_argument("image", metavar="IMAGE", type=local_path, help="an image file")
     parser.add_argument("--class", dest="class_name", metavar="NAME", help="the class to explain [the one predicted]")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="PNG file to write [IMAGE_explained.png here]"
+        "-o", "--output", metavar="FILE", type=local_path, help="PNG file to write [IMAGE_explained.png here]"
     )
     add_model_arguments(parser)
     args = parser.parse_intermixed_args(argv)

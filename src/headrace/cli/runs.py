@@ -25,6 +25,7 @@ from headrace.cli.options import (
 )
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
+from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def main(argv: list[str]) -> int:
 
 
 def _add_place(parser: Parser) -> None:
-    parser.add_argument("place", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="where to look [runs]")
+    parser.add_argument(
+        "place", metavar="DIR", nargs="?", type=local_path, default=Path("runs"), help="where to look [runs]"
+    )
 
 
 def _refuse_missing(place: Path) -> None:
@@ -144,7 +147,7 @@ _WIDEST, _NARROWEST = 32, 10
 def compare(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace compare", description=_COMPARE)
-    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help="two or more runs")
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=local_path, help="two or more runs")
     args = parser.parse_intermixed_args(argv)
     if not 2 <= len(args.paths) <= len(string.ascii_uppercase):
         raise ConfigError(
@@ -229,9 +232,13 @@ _REPORT = (
 def report(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace report", description=_REPORT)
-    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help="a run, or several to compare")
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=local_path, help="a run, or several to compare")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="file to write [RUN_DIR/report.html, or comparison.html]"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=local_path,
+        help="file to write [RUN_DIR/report.html, or comparison.html]",
     )
     parser.add_argument(
         "--images",

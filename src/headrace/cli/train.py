@@ -19,6 +19,7 @@ from headrace.cli.options import (
     terminal_width,
     writing,
 )
+from headrace.core.local_path import local_path
 from headrace.core.units import format_duration, format_percent
 from headrace.job import Restart, detect_process_info, detect_restart
 from headrace.reference.entrance import take_value
@@ -75,7 +76,9 @@ def resume(argv: list[str]) -> int:
     """Run `headrace resume`; return its exit code."""
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a run that was started before")
+        parser.add_argument(
+            "run_dir", metavar="RUN_DIR", type=local_path, help="directory of a run that was started before"
+        )
 
     parsed = read_arguments(argv, "headrace resume", add_arguments, RESUME_DESCRIPTION)
     from headrace.job import join_job
@@ -246,4 +249,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="weight updates at most [100]")
     parser.add_argument("--lowest", type=float, default=1e-5, metavar="X", help="first learning rate [1e-5]")
     parser.add_argument("--highest", type=float, default=10.0, metavar="X", help="last learning rate [10]")
-    parser.add_argument("--plot", type=Path, default=Path("lr-find.svg"), metavar="FILE", help="SVG [lr-find.svg]")
+    parser.add_argument(
+        "--plot", type=local_path, default=Path("lr-find.svg"), metavar="FILE", help="SVG [lr-find.svg]"
+    )

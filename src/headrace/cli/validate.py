@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import print_fitted, read_arguments, terminal_width
 from headrace.core.errors import ConfigError, nearest
+from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
@@ -130,13 +131,13 @@ def _show_images(result: "Validated", options: Mapping[str, object], *, as_json:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", nargs="?", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run's directory, or one checkpoint"
+        "path", nargs="?", metavar="RUN_DIR|CHECKPOINT", type=local_path, help="a run's directory, or one checkpoint"
     )
     parser.add_argument(
         "folder",
         nargs="?",
         metavar="FOLDER",
-        type=Path,
+        type=local_path,
         help="other images, a folder for each class [the run's validation images]",
     )
     parser.add_argument("--last", action="store_true", help="only the newest good checkpoint of the run")
@@ -147,7 +148,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each checkpoint")
     parser.add_argument(
         "--report-dir",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="where the full reports are written, one file for each checkpoint [RUN_DIR/reports/validate]",
     )
@@ -241,7 +242,9 @@ def average(argv: list[str]) -> int:
 
 
 def _add_average_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN_DIR", type=Path, help="a run's directory, or a directory of checkpoints")
+    parser.add_argument(
+        "path", metavar="RUN_DIR", type=local_path, help="a run's directory, or a directory of checkpoints"
+    )
     parser.add_argument("--mode", choices=("mean", "exponential"), default="mean", help="kind of average [mean]")
     parser.add_argument("-N", "--last", type=int, metavar="N", help="how many of the newest checkpoints [all]")
     parser.add_argument("--decay", type=float, default=0.99, help="decay of an exponential average [0.99]")

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.core.errors import ConfigError, did_you_mean, nearest
+from headrace.core.local_path import WEB, local_text
 from headrace.rows.values import (
     BOOL,
     BYTES,
     KIND_OF_TYPE,
     MAPPING,
     NONE_WORDS,
+    PATH,
     PLACE,
     TEXT,
     Kind,
@@ -99,7 +101,7 @@ class Option:
         """Return the value that `raw` stands for, or refuse it with the option's help text."""
         raw = _plain(raw)
         # For a text, `none` is a value: compilation_cache_dir none is off, and not the same as unset.
-        none_words = () if self.kind in (TEXT, PLACE) else NONE_WORDS
+        none_words = () if self.kind in (TEXT, PLACE, PATH) else NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
             return None
         if self.kind is BOOL:
@@ -114,6 +116,9 @@ class Option:
             raise self._refusal(raw, reason or f"not {self.kind.description}", origin) from None
         if self.optional and value is None:
             return None
+        if self.kind in (PATH, PLACE):
+            what = f"{origin.prefix}{self.flag if origin.kind == COMMAND_LINE.kind else self.name}"
+            local_text(value, what, WEB if self.kind is PLACE else ())
         broken = self.check(value) if self.check else ""
         if self.choices and not broken:
             value, broken = self._choose(value)

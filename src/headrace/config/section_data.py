@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
-from headrace.rows.values import BYTES, FLOATS, all_fractions, all_positive, at_least, between, fraction
+from headrace.core.local_path import scheme_of
+from headrace.rows.values import BYTES, FLOATS, PATH, all_fractions, all_positive, at_least, between, fraction
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
 FOLDER_SETS = ("imagenette", "imagenette160")  # published as class folders
@@ -34,15 +35,18 @@ class Data:
         ".",
         "Directory of the dataset or its parent; if not given $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
+        kind=PATH,
     )
     validation_path: str | None = option(
         None,
         "Folder of validation images, one folder per class, if they are not in dataset_path; all images of "
         "dataset_path (or of train in it) are then for training.",
+        kind=PATH,
     )
     labels: str | None = option(
         None,
         "CSV file that lists images: columns path, label and, optionally, split (train, val, test).",
+        kind=PATH,
     )
     download: bool = option(False, "Download the dataset if its files are not found, as headrace data get does.")
     generated_data: bool = option(
@@ -247,6 +251,16 @@ IMAGE_OPTIONS = (
 )
 
 DATA_RULES = (
+    # Other paths are refused when they are read; this one may come from a variable that is there for other programs.
+    Rule(
+        broken=lambda facts: (
+            scheme_of(facts.config.data.dataset_path)
+            and facts.config.data.dataset not in ("digits", *SYNTHETIC_DATASETS)
+        ),
+        problem=lambda facts: f"{facts.describe('dataset_path')}.",
+        rule="Only paths of this machine work.",
+        remedy="Copy the files, or mount them, and give their path with --dataset-path.",
+    ),
     Rule(
         broken=lambda facts: (
             facts.config.data.download

@@ -12,6 +12,7 @@ from headrace.rows.values import (
     CLASS_WEIGHTS,
     FLOATS,
     LOSS_SCALE,
+    PATH,
     all_fractions,
     all_positive,
     at_least,
@@ -318,6 +319,7 @@ class Checkpoint:
         None,
         "Directory of the checkpoints; unset means `checkpoints` in the run's directory. current_time in its name "
         "stands for the time at which the run starts.",
+        kind=PATH,
     )
     clean_dir: bool = option(False, "Delete the checkpoints when the run has finished successfully.")
     max_ckpts_to_keep: int = option(3, "Number of newest checkpoints to keep.", check=at_least(1))
@@ -349,8 +351,9 @@ class Logging:
         "Directory of the run; the short form of log_dir and run_name.",
         aliases=("output_dir",),
         check=lambda path: "" if Path(path).name not in ("", "..") else "must end in the name of a directory",
+        kind=PATH,
     )
-    log_dir: str = option("runs", "Directory in which each run gets a directory of its own.")
+    log_dir: str = option("runs", "Directory in which each run gets a directory of its own.", kind=PATH)
     run_name: str | None = option(None, "Name of the run's directory; unset means model, dataset and time.")
     resume: str = option(
         "never",

@@ -22,6 +22,7 @@ from headrace.rows.values import (
     FLOATS,
     FRACTION,
     NUMBERS,
+    PATH,
     REPLICAS,
     at_least,
     between,
@@ -73,6 +74,7 @@ class Run:
         None,
         "Directory in which compiled programs are cached; unset means the user's cache directory, none is off.",
         aliases=("executable_cache_path",),
+        kind=PATH,
     )
     target_accuracy: float | None = option(
         None,

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.local_path import local_text
 from headrace.job.detect_launcher import (
     BATCH_REPLICAS,
     COORDINATOR,
@@ -203,6 +204,7 @@ LAUNCH_OPTIONS = (
         also=("--executable-cache-path",),
         metavar="DIR",
         sets="cache_dir",
+        read=lambda name, text: local_text(text, name),
         help="directory for compiled programs, as of train",
     ),
     LaunchOption(

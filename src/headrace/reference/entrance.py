@@ -13,6 +13,7 @@ from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json
+from headrace.core.local_path import local_text
 from headrace.reference.tables import Reference
 from headrace.reference.translate import has_defaults, translate
 
@@ -28,7 +29,7 @@ def _environment(environ: Mapping[str, str]) -> Layer:
         name, _, value = flag.partition("=")
         if name.lstrip("-") == "executable_cache_path" and value:
             origin = Origin(kind="environment", where=f"${CACHE_VARIABLE}")
-            found["compilation_cache_dir"] = Given(value=value, origin=origin)
+            found["compilation_cache_dir"] = Given(value=local_text(value, origin.where), origin=origin)
     return found
 
 

@@ -26,6 +26,7 @@ from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError
+from headrace.core.local_path import WEB, local_path, local_text
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
@@ -139,7 +140,9 @@ class Model:
         self._recipe = config or self._recipe
         self._code_network: Network | None = None  # given by code
         self._network: Network | None = None
-        self._weights_from = hide_addresses(str(weights)) if weights is not None else None
+        self._weights_from = None
+        if weights is not None:
+            self._weights_from = hide_addresses(local_text(str(weights), "weights", WEB))
         self._facts = facts_of(self._weights_from) if self._weights_from is not None else None
         if network is not None and not isinstance(network, str | Network | Sequence):
             if not callable(network) and not hasattr(network, "apply"):
@@ -258,7 +261,7 @@ class Model:
         refuse_mismatch(self._network, self._spec.num_classes, design.info)
         if resume is not None:
             overrides = {name: value for name, value in asked.items() if name not in self._not_for_resume(custom)}
-            result = resume_run(Path(resume), overrides, replace(custom, weights=None))
+            result = resume_run(local_path(resume), overrides, replace(custom, weights=None))
         else:
             result = train(resolved, custom)
         self._num_samples = (design.info.num_train, design.info.num_validation)
@@ -454,7 +457,7 @@ class Model:
     def save(self, path: str | Path) -> Path:
         """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
         self._load_given_weights()
-        trained, path = self._need_weights("save"), Path(path)
+        trained, path = self._need_weights("save"), local_path(path)
         if not current_group().is_first:
             return path
         refuse_replacing(path)
@@ -489,7 +492,7 @@ class Model:
         bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16.
         """
         self._load_given_weights()
-        model, path = self._as_trained(weights, "export"), Path(path)
+        model, path = self._as_trained(weights, "export"), local_path(path)
         kind = format or format_of(path)
         if not current_group().is_first:
             return path
@@ -506,7 +509,7 @@ class Model:
 
         `network` is the one of a run whose network was given by code; `options` are added to those of the run.
         """
-        checkpoint, _ = find_weights(Path(path))
+        checkpoint, _ = find_weights(local_path(path))
         manifest = read_manifest(checkpoint)[1]
         made = network if network is None or isinstance(network, Network) else None
         parts = ("network",) if network is not None else ()
@@ -526,7 +529,7 @@ class Model:
 
     def load_weights(self, path: str | Path) -> "Model":
         """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
-        checkpoint, better = find_weights(Path(path))
+        checkpoint, better = find_weights(local_path(path))
         manifest = read_manifest(checkpoint)[1]
         names, form = tuple(manifest.get("class_names", ())), manifest.get("input") or {}
         if self._network is None and names and form:

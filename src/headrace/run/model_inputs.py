@@ -14,6 +14,7 @@ from headrace.config.schema import Config, Data, all_options
 from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.core.local_path import local_path
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
 from headrace.data.decoding.image_source import ImageSource
 from headrace.data.sets.arrays import ImageSpec, check_class_names
@@ -270,7 +271,7 @@ def given_data(data: object, labels: object = None) -> GivenData:
     if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], str | os.PathLike):
         return GivenData(arrays=(data[0], data[1]))
     if isinstance(data, str | os.PathLike):
-        path = Path(data).expanduser()
+        path = local_path(data).expanduser()
         # A folder of that name wins: whoever has a folder called digits means it.
         if isinstance(data, str) and data in NAMES and not path.exists():
             return GivenData(options={"dataset": data})
@@ -364,7 +365,7 @@ def image_paths(images: Any) -> Sequence[Path] | None:
     each = images if isinstance(images, list | tuple) else (images,)
     if not each or not all(isinstance(one, str | os.PathLike) for one in each):
         return None
-    return [Path(one).expanduser() for one in each]
+    return [local_path(one).expanduser() for one in each]
 
 
 def held_out(
@@ -391,7 +392,7 @@ def validation_folder(data: object) -> dict[str, Any]:
             rule="Beside a path it is a path too: a folder with one folder for each class.",
             remedy="Give a folder, or both parts as (images, labels).",
         )
-    return {"validation_path": str(Path(data).expanduser())}
+    return {"validation_path": str(local_path(data).expanduser())}
 
 
 def image_pair(data: object) -> tuple[Any, Any]:

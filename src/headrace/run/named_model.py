@@ -17,6 +17,7 @@ from headrace.config.schema import Config
 from headrace.config.section_model import find_variant
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.local_path import WEB, local_text
 from headrace.data.sets.catalog import numbered_classes, usual_statistics
 from headrace.model.families import build_network
 from headrace.model.network import Network
@@ -54,7 +55,7 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
 
     `num_classes` asks for a head of that many; the weights' own may then be left out.
     """
-    name = hide_addresses(name)
+    name = hide_addresses(local_text(name, "The file of weights", WEB))
     if Path(name).expanduser().is_dir():
         raise ConfigError(
             f"{name} is a run or a checkpoint, not weights from elsewhere.", remedy="It can be used as it is."

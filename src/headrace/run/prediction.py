@@ -136,7 +136,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
             inside = (file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
             found += sorted(file for file in inside if not file.name.startswith("."))
         else:
-            found.append(path)  # one that does not exist is reported with the unreadable ones
+            found.append(path)  # one that cannot be read, or does not exist, is reported with the others
     if not found:
         raise DataError(
             f"There is no image in {', '.join(map(str, paths)) or 'an empty list'}.",

@@ -1,0 +1,122 @@
+"""Paths with a scheme are refused everywhere, before anything is made of them."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace.cli.main import main
+from headrace.config.schema import all_options
+from headrace.core.errors import ConfigError
+from headrace.core.local_path import local_path, scheme_of
+from headrace.reference.entrance import config_from, resolve
+from headrace.rows.values import PATH
+
+SCHEMES = ("s3://bucket/x", "gs://bucket/x", "hf://datasets/a/b", "az://c/x", "https://host/x", "hf:owner/name")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not [path.name for path in tmp_path.iterdir() if ":" in path.name], "no local folder `s3:`"
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("s3://bucket", "s3"),
+        (str(Path("s3://bucket/x")), "s3"),  # which a Path makes s3:/bucket/x
+        ("FILE:///tmp/x", "file"),
+        ("hf:a/b", "hf"),
+        ("hf-hub:a/b", "hf-hub"),
+        ("C:/images", ""),
+        ("./s3://bucket", ""),
+        ("/data/run:1/x", ""),
+        ("time_12:30", ""),
+        ("~/a", ""),
+        ("", ""),
+    ],
+)
+def test_what_a_scheme_is(text: str, scheme: str) -> None:
+    assert scheme_of(text) == scheme
+
+
+def test_every_option_that_takes_a_path_refuses(tmp_path: Path) -> None:
+    paths = [name for name, option in all_options().items() if option.kind is PATH]
+    assert set(paths) == {
+        *("dataset_path", "validation_path", "labels", "output", "log_dir", "checkpoint_dir", "compilation_cache_dir"),
+    }
+    for name in paths:
+        for path in SCHEMES:
+            words = rf"--{name.replace('_', '-')} is {path}\. Only paths of this machine work.*mount"
+            with pytest.raises(ConfigError, match=words):
+                resolve({name: path}, "none", environ={})
+        with pytest.raises(ConfigError, match=f"{name} is s3:/bucket/x"):
+            config_from({name: Path("s3://bucket/x")})
+        (tmp_path / "runs.yml").write_text(f"mine:\n  {name}: gs://bucket/x\n")
+        with pytest.raises(ConfigError, match=rf"runs\.yml:2: {name} is gs://bucket/x"):
+            resolve({}, "mine", str(tmp_path / "runs.yml"), environ={})
+        assert all_options()[name].read(str(tmp_path / "x")) == str(tmp_path / "x")
+
+
+def test_a_file_address_is_refused_with_its_path() -> None:
+    with pytest.raises(ConfigError, match=r"file: is not supported\. Give /data/x\."):
+        resolve({"dataset_path": "file:///data/x"}, "none", environ={})
+
+
+def test_the_environment_is_refused_where_it_is_used() -> None:
+    """The variables may be there for other programs."""
+    environ = {"DATASETS_DIR": "s3://bucket"}
+    resolve({"dataset": "digits"}, "none", environ=environ)
+    with pytest.raises(ConfigError, match=r"dataset_path s3://bucket \(environment \$DATASETS_DIR\)"):
+        resolve({"dataset": "cifar10"}, "none", environ=environ)
+    resolve({"dataset": "cifar10", "dataset_path": "/data"}, "none", environ=environ)
+    with pytest.raises(ConfigError, match=r"\$TF_POPLAR_FLAGS is s3://cache"):
+        resolve({}, "none", environ={"TF_POPLAR_FLAGS": "--executable_cache_path=s3://cache"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("predict s3://b/run x.jpg", "predict --weights s3://b/x.pth a.jpg", "explain s3://b/run x.jpg"),
+        *("validate s3://b/run", "export gs://b/run --format onnx", "export run --format onnx --out gs://b/x.onnx"),
+        *("resume s3://b/run", "runs s3://b", "compare s3://a s3://b", "report s3://a", "board s3://a"),
+        *("average s3://b/run", "convert s3://b/x.pth --model resnet18 --out here", "profile s3://b/run"),
+        *("data get cifar10 --dataset-path s3://b", "data pack --output s3://b/x.hrp", "data verify --labels s3://b/x"),
+        *("data build --output-dir s3://b", "configs show --config-path s3://b/x.yml q", "lr-find --plot s3://b/x.svg"),
+        *("plan --config-path s3://b/x.yml", "plan --schedule-file s3://b/x.svg", "train --log-dir s3://b"),
+        *("train --restore-path s3://b", "train --output s3://b/run", "train --checkpoint-dir s3://b/run"),
+        *("train --weights s3://b/x.pth", "bench --output s3://b/x", "launch --compilation-cache-dir s3://b train"),
+    ],
+)
+def test_every_command_refuses(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(line)) == 2
+    assert "rule: Only paths of this machine work" in capsys.readouterr().err
+
+
+def test_code_refuses() -> None:
+    model = headrace.Model("toy_model", input_shape=(32, 32, 3), num_classes=2)
+    for call in (
+        lambda: model.fit("s3://b/photos"),
+        lambda: model.fit(Path("s3://b/photos")),
+        lambda: model.fit(np.zeros((4, 32, 32, 3), np.uint8), np.arange(4) % 2, log_dir="s3://b"),
+        lambda: model.evaluate("gs://b/photos"),
+        lambda: headrace.Model.load("s3://b/run"),
+        lambda: headrace.Model("resnet18", weights="s3://b/x.pth"),
+        lambda: model.load_weights("s3://b/run"),
+    ):
+        with pytest.raises(ConfigError, match="Only paths of this machine work"):
+            call()
+
+
+def test_weights_keep_their_names_and_addresses() -> None:
+    for name in ("hf:owner/name", "hf-hub:owner/name", "https://host/x.pth", "timm/resnet50.a1_in1k", "/x/y.pth"):
+        assert all_options()["weights"].read(name) == name
+
+
+def test_other_paths_are_kept_as_they_are() -> None:
+    assert local_path("./s3:/x") == Path("./s3:/x")
