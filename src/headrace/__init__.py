@@ -6,9 +6,10 @@ What is public, and how long a deprecated name stays, is in docs/versions.md.
 
 import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
 
 from headrace.core import __version__
+
+TYPE_CHECKING = False  # for type checkers, as in typing, whose import takes as long as the rest of this file
 
 # Each public name and the module that defines it, with its name there where that is another one.
 _HOME = {
@@ -118,6 +119,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from headrace import nn, schedules
     from headrace.checkpoint.store import load as load_checkpoint
     from headrace.checkpoint.store import newest_good as newest_checkpoint
@@ -148,7 +151,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.records import read_records
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name from the module that defines it."""
     if name in _RENAMED:
         message = f"headrace.{name} is deprecated: it is headrace.{_RENAMED[name]} now"

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from headrace.cli.ctrl_c import INTERRUPTED, catch_ctrl_c, leave_on_ctrl_c
 from headrace.cli.help import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, did_you_mean
 from headrace.core.process import leave_threads
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class Command(NamedTuple):
@@ -67,26 +66,44 @@ _TOPICS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    code = report(lambda: words)
-    if argv is None:
-        leave_threads(code)
-    return code
+    if argv is not None:
+        return report(lambda: list(argv))
+    return _run_process(lambda: sys.argv[1:])
 
 
 def run_script(script: str, argv: Sequence[str] | None = None) -> int:
     """Run a script of the reference by its name; return the exit code."""
     from headrace.reference.entrance import SCRIPTS
 
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    # Their options are not among those of the first screen of help.
-    code = report(lambda: [HELP_ALL if word in HELP else word for word in SCRIPTS[script](arguments)])
-    if argv is None:
-        leave_threads(code)
+    def words() -> list[str]:
+        # Their options are not among those of the first screen of help.
+        given = list(sys.argv[1:] if argv is None else argv)
+        return [HELP_ALL if word in HELP else word for word in SCRIPTS[script](given)]
+
+    return report(words) if argv is not None else _run_process(words)
+
+
+def poprun(argv: list[str] | None = None) -> int:
+    """Run a line of poprun, as the reference's documents have them."""
+    if argv is not None:
+        return report(lambda: argv, _poprun)
+    return _run_process(lambda: sys.argv[1:], _poprun)
+
+
+def _poprun(words: list[str]) -> int:
+    return launch(words, "poprun")
+
+
+def _run_process(words_of: Callable[[], list[str]], run: Callable[[list[str]], int] | None = None) -> int:
+    """Run the one command of this process; return the exit code, unless threads are left that have to be left."""
+    catch_ctrl_c()
+    code = report(words_of, run)
+    leave_on_ctrl_c()
+    leave_threads(code, surely=code == INTERRUPTED)
     return code
 
 
-def report(words_of: Callable[[], list[str]]) -> int:
+def report(words_of: Callable[[], list[str]], run: Callable[[list[str]], int] | None = None) -> int:
     """Run the command line that the function returns; errors, also those of the function, become an exit code."""
     words: list[str] = []
     # Importing JAX and tracing a network make many objects and few cycles of them: with Python's own thresholds the
@@ -97,7 +114,7 @@ def report(words_of: Callable[[], list[str]]) -> int:
     sys.setswitchinterval(0.001)
     try:
         words = words_of()
-        return _run(words)
+        return (run or _run)(words)
     except HeadraceError as error:
         print_error(error, words)
         return error.exit_code
@@ -217,12 +234,3 @@ def _poprun_names() -> str:
     others = ", ".join(f"{row.also[0]} is {row.name}" for row in LAUNCH_OPTIONS if "--" in "".join(row.also))
     idle = ", ".join(row.name for row in LAUNCH_OPTIONS if not row.sets)
     return f"Command lines of poprun work as well: {others}; without effect here are {idle}."
-
-
-def poprun(argv: list[str] | None = None) -> int:
-    """Run a line of poprun, as the reference's documents have them."""
-    try:
-        return launch(list(sys.argv[1:] if argv is None else argv), "poprun")
-    except HeadraceError as error:
-        print_error(error)
-        return error.exit_code

@@ -129,12 +129,12 @@ COMPILING, SAVING = "compile", "checkpoint"  # names of threads
 _MAY_BE_LEFT = (COMPILING, "feed", "read", "decode", "resident")  # beginnings of names
 
 
-def leave_threads(code: int) -> None:
-    """End the process with this exit code if it compiles or decodes, since Python would wait. Otherwise do nothing.
+def leave_threads(code: int, *, surely: bool = False) -> None:
+    """End the process with this exit code if it compiles or decodes, since Python would wait; or `surely`.
 
     A program that was interrupted leaves such threads: neither a compilation nor the decoding of an image can be ended.
     """
-    if any(thread.name.startswith(_MAY_BE_LEFT) for thread in threading.enumerate()):
+    if surely or any(thread.name.startswith(_MAY_BE_LEFT) for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -401,6 +402,7 @@ def _connect(info: ProcessInfo) -> None:
 def _leave_together(monitor: LivenessMonitor) -> None:
     """Wait for the others at exit. Ctrl-C ends this process at once: its work is done, and JAX would abort."""
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         monitor.wait_until_all_done()
     except KeyboardInterrupt:
         monitor.fail("it was interrupted while it waited for the others")

@@ -99,7 +99,7 @@ def process_command(request: LaunchRequest) -> list[str]:
     script, arguments = script_and_arguments(program)
     if Path(program[1]).exists() or script not in SCRIPTS or not program[1].endswith(".py"):
         return [python, *program[1:], *cached]
-    entry = f"import sys; from headrace.cli.main import run_script; sys.exit(run_script({script!r}))"
+    entry = f"import sys; from headrace.__main__ import run_script; sys.exit(run_script({script!r}))"
     return [python, "-c", entry, *arguments, *cached]
 
 
