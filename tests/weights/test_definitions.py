@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -14,10 +15,14 @@ from headrace import Model
 from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
+from headrace.model.custom_block import weights_like
 from headrace.reference.entrance import resolve_code
 from headrace.run.choices import with_definition
-from headrace.weights.convert import export_names
+from headrace.run.named_model import load_named
+from headrace.run.trained_model import load_trained_model
+from headrace.weights.convert import export_names, flat_weights
 from headrace.weights.definitions import find_definition
+from headrace.weights.name_tables import SCHEMES, pair_names
 from headrace.weights.torch_file import write_torch_file
 from tests.model.build import network
 from tests.weights.test_convert_load import torch_resnet
@@ -126,18 +131,26 @@ def test_every_command_takes_the_network_of_the_file(folder, photos, capsys, mon
     assert re.search(r"model_dialect: torchvision +# chosen by the names in plain.pth", capsys.readouterr().out)
 
 
-def test_a_prefix_of_all_names_is_left_out_and_named(folder, weights, photos, capsys, monkeypatch):
+def test_prefixes_of_names_are_left_out_and_named(folder, weights, photos, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     _, wanted, pixels = photos
-    for prefix in ("module.", "model.backbone.", "_orig_mod.module.", "net."):
-        # an average's counter has none
-        arrays = {prefix + name: a for name, a in weights.items()} | {"n_averaged": np.array(3)}
+    for prefix, head in (
+        *(("module.",) * 2, ("model.backbone.",) * 2, ("_orig_mod.module.",) * 2, ("net.",) * 2),
+        ("backbone.", "head."),  # MMPretrain's
+    ):
+        arrays = {(head if name.startswith("fc") else prefix) + name: a for name, a in weights.items()}
+        arrays |= {"n_averaged": np.array(3)}  # an average's counter has none
         Path("wrapped.pth").write_bytes(write_torch_file(arrays))
         assert main(["convert", "wrapped.pth", "--model", "resnet10", "--image-size", f"{SIZE}", "--out", "w"]) == 0
         first, loaded = capsys.readouterr().out.splitlines()[:2]
-        assert first == f"weights from wrapped.pth, names as in torchvision, after the prefix {prefix} of all of them:"
+        both = " or ".join(dict.fromkeys((prefix, head)))
+        assert first == f"weights from wrapped.pth, names as in torchvision, each after {both}:"
         assert loaded.split()[1:3] == ["62", "tensors"]
     assert_close(Model.load("w").logits(pixels), wanted)
+    two = {f"{part}.{name}": a for part in ("student", "teacher") for name, a in weights.items()}
+    Path("two.pth").write_bytes(write_torch_file(two))
+    assert main(["convert", "two.pth", "--model", "resnet10", "--out", "x"]) == 2
+    assert "Only 0.0 % of resnet10's weights are in two.pth" in capsys.readouterr().err
 
 
 def names(model: str, whose: str, names: str = "", **options):
@@ -279,3 +292,29 @@ def test_names_of_efficientnet_pytorch_are_those_of_tensorflows_network():
     assert found_for("efficientnet_b0", shapes) == found_for("efficientnet_b0", shapes, model_dialect="reference") == {}
     with pytest.raises(ConfigError, match=r"the names in w\.pth are those of efficientnet_pytorch"):
         found_for("efficientnet_b0", shapes, model_dialect="timm")
+
+
+def test_the_tensors_of_a_checkpoint_bring_its_network_unless_they_are_alone(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(folder / "plain.pth"), "--model", "resnet10", "--out", "made"]) == 0
+    assert load_named("made/state.safetensors").model.network == load_trained_model(Path("made")).network
+    shutil.copy("made/state.safetensors", "alone.safetensors")
+    with pytest.raises(ConfigError, match=r"network of alone\.safetensors is not known"):
+        load_named("alone.safetensors")
+    # torchvision's lacks a projection that Keras' and ours have, and timm's is the same
+    said = load_named("alone.safetensors", {"model_name": "resnet10"}).remarks
+    assert said == ("note: model_dialect is torchvision, chosen by the names in alone.safetensors",)
+    shapes = {name: array.shape for name, array in flat_weights(*weights_like(network("resnet26"))).items()}
+    with pytest.raises(ConfigError, match="holds one of 3 networks resnet26, and its names, those of headrace, do not"):
+        found_for("resnet26", shapes)
+    assert found_for("resnet26", shapes, model_dialect="keras") == {}
+
+
+def test_names_of_keras_say_that_it_is_keras():
+    for model, says in (("resnet50", "keras"), ("mobilenet_v2", "keras"), ("efficientnet_b0", "")):
+        ours = flat_weights(*weights_like(network(model, model_dialect="keras")))
+        schemes = [scheme for scheme in SCHEMES if scheme.name == "keras"]
+        pairs = max((pair_names(scheme, ours) for scheme in schemes), key=len)
+        shapes = {pair.theirs: pair.dim_order.write(np.asarray(ours[name])).shape for name, pair in pairs.items()}
+        assert len(shapes) == len(ours)
+        assert found_for(model, shapes) == ({"model_dialect": says} if says else {})

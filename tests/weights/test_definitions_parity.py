@@ -1,6 +1,7 @@
 """`hr.Model(NAME, weights=FILE)` of a plain file of torchvision or timm beside that library's own network."""
 
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -49,6 +50,51 @@ OTHERS = [
     ("timm", "seresnet18", "seresnet18", "", 64),
 ]
 MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)
+
+# timm's names of EfficientNet-Lite's tensors in those of efficientnet_pytorch, but for the blocks' numbers
+RENAMED = (
+    ("^conv_stem", "_conv_stem"),
+    ("^bn1", "_bn0"),
+    ("^conv_head", "_conv_head"),
+    ("^bn2", "_bn1"),
+    ("^classifier", "_fc"),
+    (r"^(blocks\.\d+)\.conv_dw", r"_\1._depthwise_conv"),
+    (r"^(blocks\.0)\.bn1", r"_\1._bn1"),  # without an expansion
+    (r"^(blocks\.0)\.conv_pw", r"_\1._project_conv"),
+    (r"^(blocks\.0)\.bn2", r"_\1._bn2"),
+    (r"^(blocks\.\d+)\.conv_pwl", r"_\1._project_conv"),
+    (r"^(blocks\.\d+)\.conv_pw", r"_\1._expand_conv"),
+    (r"^(blocks\.\d+)\.bn1", r"_\1._bn0"),
+    (r"^(blocks\.\d+)\.bn2", r"_\1._bn1"),
+    (r"^(blocks\.\d+)\.bn3", r"_\1._bn2"),
+)
+
+
+@pytest.mark.parity
+def test_names_of_efficientnet_pytorch_give_the_logits_of_timms_network_of_the_same_weights(tmp_path):
+    import torch  # pyright: ignore[reportMissingImports]
+
+    from tests.weights import torch_side
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 65, 65, 3)).astype(np.uint8)
+    images = (pixels / np.float32(255) - 0.5) / np.float32(0.5)
+    theirs = torch_side.build("timm", "tf_efficientnet_lite0")
+    torch_side.draw(theirs)
+    torch_side.calibrate(theirs, images)
+    found, places = {}, {}
+    for timms, tensor in theirs.state_dict().items():
+        key = re.sub(r"^blocks\.(\d+\.\d+)", lambda m: f"blocks.{places.setdefault(m[1], len(places))}", timms)
+        pattern, name = next(row for row in RENAMED if re.match(row[0], key))
+        found[re.sub(pattern, name, key)] = tensor
+    assert "_blocks.15._project_conv.weight" in found
+    torch.save(found, tmp_path / "lite.pth")
+    half, shape = (0.5,) * 3, (65, 65, 3)
+    file = tmp_path / "lite.pth"
+    ours = Model("efficientnet_lite0", weights=file, input_shape=shape, pixel_mean=half, pixel_std=half)
+    wanted = torch_side.logits_of(theirs, images)
+    assert np.abs(ours.logits(pixels) - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,12 @@ def _environment(environ: Mapping[str, str]) -> Layer:
 
 def weight_options(name: str) -> Mapping[str, Any]:
     """Return the options that come with weights of a name; those of a run are in its newest checkpoint."""
+    from headrace.checkpoint.store import MANIFEST_FILE
     from headrace.weights.named import facts_of
 
     path = Path(name).expanduser()
+    if path.is_file() and (path.parent / MANIFEST_FILE).is_file():  # the tensors of a checkpoint, named as a file
+        path = path.parent
     facts = _facts_of_run(path) if path.is_dir() else facts_of(name)
     return {**facts.network, **facts.data} if facts else {}
 

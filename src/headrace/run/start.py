@@ -65,7 +65,7 @@ def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
     content = {
         "source": adopted.source,
         "names": adopted.scheme,
-        "prefix": adopted.prefix,
+        "prefixes": list(adopted.prefixes),
         "loaded_share": adopted.share,
         "used_share": adopted.used_share,
         "tensors": [asdict(tensor) for tensor in adopted.statuses],

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, product, takewhile
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from headrace.weights.weight_file import ForeignWeights
 
 HEADRACE_NAMES = "headrace"
 _MAX_LISTED = 6
+_MAX_PREFIX = 4  # parts of a name, such as module.model.backbone.
 # Torch's counters of batches and of averaged weights.
 _IGNORED = re.compile(r"num_batches_tracked$|^n_averaged$")
 _ANY_DIMS = DimOrder(dims=-1, read=AS_IS.read, write=AS_IS.write)
@@ -27,10 +28,10 @@ Shapes = Mapping[str, tuple[int, ...]]  # of a file's tensors, by name
 
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """How a file names a network's tensors: by which scheme, and after which prefix of all its names."""
+    """How a file names a network's tensors: by which scheme, and after which prefixes."""
 
     scheme: str
-    prefix: str
+    prefixes: tuple[str, ...]
     pairs: Mapping[str, Pair]  # by our name
     found: int  # of the network's numbers, those whose tensors are in the file
     total: int
@@ -59,7 +60,7 @@ class LoadedWeights:
     unused: tuple[str, ...]  # names in the file that match nothing
     share: float  # of the network's numbers that were loaded, a head for other classes left out
     used_share: float  # of the file's numbers
-    prefix: str = ""  # what all names in the file begin with, before those of the scheme
+    prefixes: tuple[str, ...] = ()  # what names in the file begin with, before those of the scheme
 
     @property
     def not_loaded(self) -> list[TensorStatus]:
@@ -102,31 +103,40 @@ def load_into(
 
 
 def find_naming(ours: Mapping[str, np.ndarray], theirs: Shapes) -> Naming:
-    """Return the scheme, and the prefix of all names, under which most of the network's numbers are found in a file."""
+    """Return the scheme under which most of the network's numbers are found in a file, and after which prefixes."""
     total = sum(map(np.size, ours.values()))
     unchanged = {name: Pair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
     schemes: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, unchanged)]
     schemes += [(scheme.name, pair_names(scheme, ours)) for scheme in SCHEMES]
 
-    def found(choice: tuple[str, tuple[str, dict[str, Pair]]]) -> int:
-        prefix, (_, pairs) = choice
+    def found(choice: tuple[dict[str, str], tuple[str, dict[str, Pair]]]) -> int:
+        whole, (_, pairs) = choice
         # By numbers and not by names: a scheme that finds every bias and no kernel has found nothing.
-        return sum(np.size(ours[pair.ours]) for pair in pairs.values() if prefix + pair.theirs in theirs)
+        return sum(np.size(ours[pair.ours]) for pair in pairs.values() if pair.theirs in whole)
 
-    prefix, (scheme, pairs) = best = max(product(_prefixes(theirs), schemes), key=found)
-    whole = {name: replace(pair, theirs=prefix + pair.theirs) for name, pair in pairs.items()} if prefix else pairs
-    return Naming(scheme=scheme, prefix=prefix, pairs=whole, found=found(best), total=total)
+    whole, (scheme, pairs) = best = max(product(_without_first_parts(theirs), schemes), key=found)
+    used = ((whole[pair.theirs], pair.theirs) for pair in pairs.values() if pair.theirs in whole)
+    return Naming(
+        scheme=scheme,
+        prefixes=tuple(dict.fromkeys(name.removesuffix(rest) for name, rest in used if name != rest)),
+        pairs={name: replace(pair, theirs=whole.get(pair.theirs, pair.theirs)) for name, pair in pairs.items()},
+        found=found(best),
+        total=total,
+    )
 
 
-def _prefixes(theirs: Shapes) -> list[str]:
-    """Return what all names may be said to begin with (`model.`, `module.backbone.`), from nothing to the most.
+def _without_first_parts(theirs: Shapes) -> list[dict[str, str]]:
+    """Return {name without its first parts: whole name}, for no part, one part, ...: what modules around a network add.
 
-    Scalars, such as the counter of an average, may lack it.
+    `module.`, `model.`, `backbone.` and `head.`. Two networks in a file, as of a student and a teacher, stay apart.
     """
-    parts = [name.split(".")[:-1] for name, shape in theirs.items() if shape]
-    places = [set(place) for place in zip(*parts, strict=False)]  # as long as the shortest name
-    shared = takewhile(lambda place: len(place) == 1, places)
-    return list(accumulate((f"{part}." for (part,) in shared), initial=""))
+    choices = []
+    for count in range(_MAX_PREFIX + 1):
+        parts = {name: name.split(".") for name in theirs}
+        whole = {".".join(each[count:] if len(each) > count else each): name for name, each in parts.items()}
+        if len(whole) == len(theirs):
+            choices.append(whole)
+    return choices
 
 
 def is_ignored(name: str) -> bool:
@@ -184,7 +194,7 @@ def _summary(
         stats=tree["stats"],
         source=foreign.source,
         scheme=scheme,
-        prefix=naming.prefix,
+        prefixes=naming.prefixes,
         statuses=tuple(statuses),
         unused=tuple(unused),
         share=loaded / max(sum(tensor.size for tensor in counted), 1),
@@ -233,7 +243,7 @@ def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
 
 def table_lines(adopted: LoadedWeights) -> list[str]:
     """Return the table for people: a line for each status, with the names where they are few."""
-    before = f", after the prefix {adopted.prefix} of all of them" if adopted.prefix else ""
+    before = f", each after {' or '.join(adopted.prefixes)}" if adopted.prefixes else ""
     lines = [f"weights from {adopted.source}, names as in {adopted.scheme}{before}:"]
     for status, words in (("loaded", ""), ("replaced", "initial instead of the file's"), ("fresh", "not in the file")):
         tensors, numbers = adopted.count(status)

@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.config.schema import Model
-from headrace.config.section_model import OPTION_FAMILIES, variant_of
+from headrace.config.section_model import DIALECTS, OPTION_FAMILIES, variant_of
 from headrace.core.errors import ConfigError
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.weights.convert import Naming, Shapes, find_naming, flat_weights, is_ignored
+from headrace.weights.convert import HEADRACE_NAMES, Naming, Shapes, find_naming, flat_weights, is_ignored
 
 OPTIONS = ("model_dialect", "shortcut")  # that say whose definition it is
 
@@ -46,6 +46,7 @@ _CIFAR = (
 )
 # scheme -> (beginning of the network's name, definitions that its library has under these names); the longest counts
 _DEFINITIONS: Mapping[str, Sequence[tuple[str, Sequence[Definition]]]] = {
+    HEADRACE_NAMES: (("", tuple(map(_dialect, DIALECTS))),),  # of all networks alike
     "torchvision": (("", (_dialect("torchvision"),)),),
     "timm": (
         ("", (_TIMM,)),
@@ -94,8 +95,10 @@ def find_definition(model: Model, given: Collection[str], shapes: Shapes, source
     ]
     if not agreeing:
         raise contradiction(model, given, fitting[0][0], f"the names in {source} are those of {naming.scheme}")
-    different = [agreeing[0]]
-    different += [pair for pair in agreeing[1:] if all(pair[1] != network for _, network in different)]
+    different: list[tuple[Definition, Network]] = []
+    for each, network in agreeing:
+        if all(network != other for _, other in different):
+            different.append((each, network))
     if len(different) > 1:
         raise _undecided(asked.name, [each for each, _ in different], naming, source)
     ((found, network),) = different
@@ -120,7 +123,7 @@ def contradiction(model: Model, given: Collection[str], known: Definition, why: 
 
 
 def _undecided(network: str, definitions: Sequence[Definition], naming: Naming, source: str) -> ConfigError:
-    kinds = "; ".join(f"{each.flags} ({each.which})" for each in definitions)
+    kinds = "; ".join(each.flags + (f" ({each.which})" if each.which else "") for each in definitions)
     return ConfigError(
         f"{source} holds one of {len(definitions)} networks {network}, and its names, those of {naming.scheme}, do not "
         "say which.",
