@@ -115,7 +115,15 @@ def test_every_kind_of_image_is_read_and_broken_ones_are_named(run, images, tmp_
     assert [bool(row["problem"]) for row in rows] == [False] * 5 + [True] * 3
     assert "3 of 8 images could not be read" in captured.err
     assert "unreadable: " in captured.err
-    assert str(gone) in captured.err
+    assert f"missing: {gone}: the file does not exist" in captured.err
+    assert captured.err.count("unreadable: ") == 2
+    # the suffix says the format; one that contradicts it is refused before anything is predicted
+    for name, first in (("x.csv", "file,class_1"), ("x.json", "["), ("x.txt", str(tmp_path)), ("x.out", str(tmp_path))):
+        assert main(["predict", str(run), str(tmp_path / "a.png"), "--output", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text().startswith(first)
+    assert main(["predict", str(run), "a.png", "--output", str(tmp_path / "y.csv"), "--format", "json"]) == 2
+    assert "A file that ends in .csv has the format csv" in capsys.readouterr().err
+    assert not (tmp_path / "y.csv").exists()
 
 
 def test_bad_requests_are_refused(run, tmp_path, capsys):

@@ -357,6 +357,26 @@ def test_bench_measures_each_part(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert rows[3]["total_bytes_processed"] == rows[3]["elements_processed"] * 128 * 128 * 3
 
 
+def test_bench_counts_a_broken_image_as_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path / "train", {"a": 20, "b": 20})
+    write_classes(tmp_path / "val", {"a": 1, "b": 1})
+    (tmp_path / "train" / "a" / "broken.jpg").write_bytes(b"no image")
+    words = ["data", "bench", "--dataset-path", str(tmp_path), "--seconds", "0.05", "--threads", "1", "--json"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)["epochs"]
+    assert [row["part"] for row in rows] == ["read", "decode", "view", "block"]
+    assert all(row["elements_processed"] > 0 for row in rows)
+    assert "warning: 1 bad sample(s)" in captured.err
+    assert "broken.jpg: not an image" in captured.err
+    (tmp_path / "train" / "b" / "broken.jpg").write_bytes(b"no image")
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "2 bad sample(s)" in told
+    assert "or raise --max-bad-samples" in told
+    assert main([*words, "--max-bad-samples", "0.1"]) == 0, "the remedy"
+
+
 def test_build_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_classes(tmp_path / "raw", {"a": 6, "b": 6})
     words = ["data", "build", "--dataset-path", str(tmp_path / "raw"), "--output-dir", str(tmp_path / "out")]

@@ -99,7 +99,7 @@ def test_a_model_of_a_plain_file_gives_torchs_logits(folder, photos, capsys):
     assert_close(model.logits([str(file) for file in files]), wanted)
     assert_close(model.logits(folder / "photos/val"), wanted)
     assert model.network.num_classes == 3
-    with pytest.raises(DataError, match=r"missing\.png: cannot be read: No such file or directory\."):
+    with pytest.raises(DataError, match=r"missing\.png: the file does not exist\."):
         model.logits(["missing.png", files[0]])
     quiet = Model("resnet10", weights=folder / "plain.pth", progress="none")
     assert (quiet.config.model.model_dialect, capsys.readouterr().err) == ("torchvision", "")

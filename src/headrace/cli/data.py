@@ -1,6 +1,7 @@
 """`headrace data`: download or verify a dataset, build TFRecords, pack images, measure the input path."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from headrace.config.schema import Parser
@@ -159,7 +160,7 @@ def _pack(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    from headrace.cli.options import parse
+    from headrace.cli.options import parse, print_fitted
 
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="numbers of threads [1 and all]")
@@ -178,7 +179,7 @@ def _bench(argv: list[str]) -> int:
 
     config = resolved.config
     threads = tuple(args.threads or sorted({1, num_threads_of(config.data)}))
-    rates = bench_input(config.data, config.run.seed, threads, args.seconds, tuple(args.parts or PARTS))
+    rates, bad = bench_input(config.data, config.run.seed, threads, args.seconds, tuple(args.parts or PARTS))
     rows = [rate.to_dict() for rate in rates]
     if not args.json:
         print(f"JPEGs are decoded by {decoders()}")
@@ -186,5 +187,7 @@ def _bench(argv: list[str]) -> int:
         for row in rows:
             rate, bandwidth = row["elements_per_second"], row["bandwidth"]
             print(f"{row['part']:8}{row['threads']:>8}{rate:>12,.0f}{bandwidth:>8.3f}")
+    if bad:
+        print_fitted(f"warning: {bad}", sys.stderr)
     print(json.dumps({"decoder": decoders(), "epochs": rows}))
     return 0

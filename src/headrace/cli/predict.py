@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     for flag, count in (("--top-k", args.top_k), ("--batch-size", args.batch_size)):
         if count < 1:
             raise ConfigError(f"{flag} is {count}.", rule="It must be 1 or more.")
+    form = _format(args.format, args.output)
     for file, flag in ((args.output, "--output"), (args.page, "--page")):
         check_output(file, flag)
     by_name = args.weights not in ("", *WHICH)
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
     start_devices(args.platform, 1)
     most = min(args.top_k, len(model.class_names))
     found = list(predict(model, files, most, args.batch_size, keep_shares=bool(labels)))
-    text = _FORMATS[args.format](found, model.class_names)
+    text = _FORMATS[form](found, model.class_names)
     if args.output is None:
         print(text, end="")
     else:
@@ -79,10 +80,11 @@ def main(argv: list[str]) -> int:
             write_atomic(args.output, text.encode())
     if labels:
         lines = _evaluate(model, found, labels, args.page)
-        print(*lines, sep="\n", file=sys.stdout if args.format == "table" and args.output is None else sys.stderr)
+        print(*lines, sep="\n", file=sys.stdout if form == "table" and args.output is None else sys.stderr)
     bad = [prediction for prediction in found if prediction.problem]
     for prediction in bad:
-        print(f"unreadable: {prediction.file}: {prediction.problem}", file=sys.stderr)
+        word = "unreadable" if prediction.file.exists() else "missing"
+        print(f"{word}: {prediction.file}: {prediction.problem}", file=sys.stderr)
     if bad:
         print(f"{len(bad)} of {len(found)} images could not be read", file=sys.stderr)
     return SOME_UNREADABLE if bad else 0
@@ -93,7 +95,7 @@ def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
     for prediction in found:
         kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]
         best = [f"{names[number]} {format_percent(share)}" for number, share in kept]
-        texts.append(", ".join(best) or "(unreadable)")
+        texts.append(", ".join(best) or ("(unreadable)" if prediction.file.exists() else "(missing)"))
     files = [str(prediction.file) for prediction in found]
     wide = min(max(map(len, files)), _WIDEST)
     if width := terminal_width():  # a long name keeps its end there, and the line is not broken
@@ -151,6 +153,19 @@ def _json(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
 
 
 _FORMATS = {"table": _table, "csv": _csv, "json": _json}
+_SUFFIXES = {".csv": "csv", ".json": "json", ".txt": "table"}
+
+
+def _format(given: str | None, output: Path | None) -> str:
+    """Return the format of the result: the one given, or that of the file's suffix; they may not contradict."""
+    by_suffix = _SUFFIXES.get(output.suffix.lower()) if output else None
+    if given and by_suffix and given != by_suffix:
+        raise ConfigError(
+            f"--format {given} with --output {output}.",
+            rule=f"A file that ends in {output.suffix if output else ''} has the format {by_suffix}.",
+            remedy="Leave --format out, or give the file another suffix.",
+        )
+    return given or by_suffix or "table"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,7 +176,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run (its best weights) or checkpoint, unless --weights names some; then images, and folders of images",
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each image [5]")
-    parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="format of the result [table]")
+    parser.add_argument(
+        "--format", choices=tuple(_FORMATS), help="format of the result [by --output's suffix, else table]"
+    )
     parser.add_argument("--output", type=local_path, metavar="FILE", help="file to write it to [the console]")
     parser.add_argument(
         "--page",

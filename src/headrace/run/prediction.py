@@ -232,7 +232,7 @@ def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
     try:
         decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, view, out, None)
     except BadImage as error:
-        return str(error)
+        return str(error) if path.exists() else "the file does not exist"
     except OSError as error:
         return error.strerror or str(error)
     return ""

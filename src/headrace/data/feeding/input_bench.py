@@ -12,10 +12,11 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import open_dataset
-from headrace.data.decoding.image import decode, read_header
+from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ImageSource
 from headrace.data.feeding.feed import BlockReader, feed_options
 from headrace.data.feeding.order import epoch_order
+from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Source
 
 
@@ -49,8 +50,12 @@ PARTS = ("read", "decode", "view", "block")
 
 def bench_input(
     data: Data, seed: int, threads: tuple[int, ...], seconds: float, parts: tuple[str, ...] = PARTS
-) -> list[Rate]:
-    """Time each part of the training set's input path for about this many seconds, after a warm-up."""
+) -> tuple[list[Rate], str]:
+    """Time each part of the training set's input path for about this many seconds, after a warm-up.
+
+    Also returns a sentence on the images that could not be read, which are not counted; as in training, more than
+    max_bad_samples of them are a DataError.
+    """
     if seconds <= 0 or any(count < 1 for count in threads):
         raise ConfigError(f"{seconds:g} seconds with {threads} threads.", rule="Both must be above 0.")
     data = replace(data, decode_once="off")  # what is measured is decoding
@@ -59,18 +64,18 @@ def bench_input(
     order = epoch_order(seed, 0, len(source), data.shuffle)
     rates = []
     for count in threads:
-        for part, work in _parts(source).items():
+        for part, work in _parts(source, dataset.bad).items():
             if part in parts:
                 rates.append(_timed(part, work, order, count, seconds))
         if "block" in parts:
             options = replace(feed_options(data, dataset.info, seed, 1), num_threads=count)
             with closing(BlockReader(source, options, train=True)) as reader:
                 rates.append(_timed_blocks(reader, order, count, seconds))
-    return rates
+    return rates, dataset.bad.describe() if dataset.bad else ""
 
 
-def _parts(source: Source) -> dict[str, Callable[[int], int]]:
-    """Return the parts to time; only sources that decode have parts."""
+def _parts(source: Source, bad: BadSamples | None) -> dict[str, Callable[[int], int]]:
+    """Return the parts to time, functions of a sample that return bytes; only sources that decode have parts."""
     if not isinstance(source, ImageSource):
         return {}
     samples = source.samples
@@ -85,7 +90,21 @@ def _parts(source: Source) -> dict[str, Callable[[int], int]]:
     def view(sample: int) -> int:
         return source.read(np.array([sample]), 0).nbytes
 
-    return {"read": read, "decode": whole, "view": view}
+    def counted(work: Callable[[int], int]) -> Callable[[int], int]:
+        """Return the work, for which a bad sample is nothing but counted."""
+
+        def run(sample: int) -> int:
+            try:
+                return work(sample)
+            except BadImage as error:
+                if bad is None:
+                    raise
+                bad.add("train", sample, samples.name(sample), str(error))
+                return 0
+
+        return run
+
+    return {"read": counted(read), "decode": counted(whole), "view": view}
 
 
 def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: int, seconds: float) -> Rate:
@@ -97,10 +116,10 @@ def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: in
     stop = begin + seconds
 
     def run(number: int) -> tuple[int, int]:
-        done = total = 0
+        done = total = taken = 0
         while time.perf_counter() < stop:
-            total += work(samples[(number + done * threads) % len(samples)])
-            done += 1
+            num_bytes = work(samples[(number + taken * threads) % len(samples)])
+            total, done, taken = total + num_bytes, done + (num_bytes > 0), taken + 1
         return done, total
 
     with ThreadPoolExecutor(threads) as pool:
