@@ -80,6 +80,20 @@ def test_of_equal_weights_those_that_were_scored_first_stay(first: str, second: 
     assert rank(entries, ScoredCheckpoint(score=0.8, name="a", weights=second), 2) == entries
 
 
+def test_of_equal_scores_the_lower_loss_is_better_then_the_earlier():
+    entries: tuple[ScoredCheckpoint, ...] = ()
+    for name, loss in (("a", 0.43), ("b", 0.19), ("c", 0.19), ("d", None)):
+        entries = rank(entries, ScoredCheckpoint(score=0.9, name=name, loss=loss), 4)
+    assert [entry.name for entry in entries] == ["b", "c", "a", "d"]
+
+
+def test_a_list_of_an_earlier_version_has_no_losses(tmp_path):
+    (tmp_path / "best.json").write_text('{"best": [{"score": 0.9, "name": "step_00000001", "weights": "raw"}]}')
+    best = BestCheckpoints(tmp_path, 1)
+    assert not best.add(0.8, "step_00000002", loss=0.1)
+    assert best.add(0.9, "step_00000003", loss=0.1)
+
+
 def test_best_says_when_there_is_a_new_best_and_survives_a_new_process(tmp_path: Path) -> None:
     best = BestCheckpoints(tmp_path / "checkpoints", 2)
     assert best.add(0.5, "step_00000001")

@@ -45,4 +45,6 @@ def test_the_options_table_has_a_row_per_option():
     rows = [line for line in options_markdown().splitlines() if line.startswith("| `--")]
     assert len(rows) == len(all_options())
     assert len(params_markdown().splitlines()) == 2 + sum(len(table.rows) for table in TABLES.values())
-    assert "| `optimizer_params` | adamw | `beta1` (0.9), `beta2` (0.999), `epsilon` (1e-08) |" in params_markdown()
+    assert (
+        "| `optimizer_params` | adamw | `beta1` (`0.9`), `beta2` (`0.999`), `epsilon` (`1e-08`) |" in params_markdown()
+    )

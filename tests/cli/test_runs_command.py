@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from headrace.cli.runs import compare
 from headrace.cli.runs import main as runs
 from headrace.cli.train import end_lines
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.report.run_summary import different_options, find_runs, read_summary
+from headrace.report.curves import Curves
+from headrace.report.run_report import comparison_page
+from headrace.report.run_summary import data_groups, different_options, find_runs, read_summary
 from headrace.run.trained_model import RunResult
 from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
@@ -76,11 +79,57 @@ def test_runs_are_listed_and_sorted(place, capsys):
     assert names("--sort", "time") == ["quick", "good", "trial"]
     assert runs([str(place)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["run", "top-1", "epochs", "time", "img/s", "written", "state"]
-    assert rows[0].split()[:6] == ["good", "90.00", "%", "4/4", "12.0", "s"]
+    assert heading.split() == [*("run", "top-1", "images", "epochs", "time", "img/s", "dataset", "written", "state")]
+    assert rows[0].split()[:7] == ["good", "90.00", "%", "100", "4/4", "12.0", "s"]
     assert [row.split()[0] for row in rows] == ["good", "quick", "deep/er/trial"]
     assert " trial " in rows[2]
     assert "100.00 %" not in rows[2]
+
+
+def on(data: str, num_images: int, top1: float, digest: str = "") -> list[Record]:
+    """Return the records of a run on so many validation images of a dataset."""
+    begun = replace(
+        start(), dataset=data, num_train=90, num_validation=num_images, num_classes=2, dataset_digest=digest
+    )
+    return [begun, replace(validation(4, top1), num_samples=num_images), end()]
+
+
+def test_two_images_never_rank_above_two_thousand(tmp_path, capsys):
+    make(tmp_path, "tiny", on("a", 2, 1.0, "x"), when=3)
+    make(tmp_path, "large", on("a", 2000, 0.95, "y"), when=2)
+    make(tmp_path, "worse", on("a", 2000, 0.9, "y"), when=1)
+    found = listed(tmp_path, capsys, "--sort", "accuracy")
+    assert [Path(run["run"]).name for run in found] == ["large", "worse", "tiny"]
+    assert [run["best_num_images"] for run in found] == [2000, 2000, 2]
+    # Wilson's interval as tables have it: 2 of 2 is at least 34.2 %, 95 % of 2,000 at least 94.0 %.
+    assert [round(run["best_top1_at_least"], 3) for run in found] == [0.94, 0.886, 0.342]
+    assert runs([str(tmp_path), "--sort", "accuracy"]) == 0
+    out = capsys.readouterr().out
+    assert "95.00 %   2,000" in out
+    assert "100.00 %       2" in out
+    assert "different datasets" in out
+
+
+def test_runs_on_different_datasets_are_said_to_be(tmp_path, capsys):
+    first = make(tmp_path, "first", on("folder", 11, 0.9, "x"), dataset_path="/data/ants")
+    second = make(tmp_path, "second", on("folder", 153, 0.73, "y"), dataset_path="/data/ants")
+    third = make(tmp_path, "third", on("folder", 11, 0.5, "x"), dataset_path="/data/ants")
+    assert compare([str(first), str(second)]) == 0
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert (
+        "warning: different datasets, whose accuracies cannot be compared: A (ants: 90 + 11 images, 2 classes)" in out
+    )
+    assert "validation images" in out
+    assert compare([str(first), str(third)]) == 0
+    assert "different datasets" not in capsys.readouterr().out
+    page = comparison_page([read_summary(path) for path in (first, second)], [Curves(first), Curves(second)], {})
+    assert "Different datasets, whose accuracies cannot be compared" in page
+    # Of an earlier version, whose records have neither digest nor numbers: by name, place and validation images.
+    old = make(tmp_path, "old", [start(), replace(validation(4, 0.9), num_samples=11), end()], dataset_path="/data/x")
+    other = make(
+        tmp_path, "other", [start(), replace(validation(4, 0.9), num_samples=12), end()], dataset_path="/data/x"
+    )
+    assert data_groups([read_summary(old), read_summary(other), read_summary(old)]) == [0, 1, 0]
 
 
 def test_damaged_and_foreign_directories(place, capsys):

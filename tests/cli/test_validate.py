@@ -13,7 +13,8 @@ from tests.data.image_files import write_classes
 
 
 def validated(step: int, problem: str = "", **top1: float) -> Validated:
-    numbers = {"top5": None, "loss": 1.0 if step else float("nan"), "balanced_accuracy": 0.5, "num_samples": 8}
+    numbers = {"top5": None, "loss": 1.0 if step else float("nan"), "balanced_accuracy": 0.5}
+    numbers |= {"macro_f1": 0.5, "num_samples": 8, "classes": []}
     reports = {weights: {"top1": share, **numbers} for weights, share in top1.items()}
     path = Path(f"step_{step:08d}")
     return Validated(checkpoint=path, step=step, reports=reports, seconds=dict.fromkeys(reports, 0.1), problem=problem)

@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -79,12 +80,20 @@ def test_the_list_has_every_run_with_its_results(place, serve):
     ask = serve(place)
     rows = {run["id"]: [cell["text"] for cell in run["cells"]] for run in answer(ask, "/api/runs")["runs"]}
     assert rows.keys() == {"good", "deep/nan", "empty"}
-    assert rows["good"][:3] == ["90.00 %", "4/4", "12.0 s"]
+    assert rows["good"][:4] == ["90.00 %", "10", "4/4", "12.0 s"]
     assert rows["deep/nan"][0] == "-"
     assert rows["empty"][-1] == "not started"
     status, page = ask("/")
     assert status == 200
     assert "<script>alert" not in page
+
+
+def test_accuracies_are_sorted_by_what_they_are_at_least(tmp_path, serve):
+    for name, top1, count in (("tiny", 1.0, 2), ("large", 0.95, 2000)):
+        make(tmp_path / name, [start(), replace(validated(1, top1), num_samples=count), end()])
+    rows = {run["id"]: run["cells"] for run in answer(serve(tmp_path), "/api/runs")["runs"]}
+    assert [cell["text"] for cell in rows["tiny"][:2]] == ["100.00 %", "2"]
+    assert rows["tiny"][0]["sort"] < rows["large"][0]["sort"]
 
 
 @pytest.mark.parametrize("name", ["good", "deep/nan", "empty"])

@@ -142,3 +142,12 @@ def test_an_axis_of_accuracies_ends_at_100_percent(values: list[float]) -> None:
     assert axis.high == axis.ticks[-1] == pytest.approx(100)
     assert axis.low <= min(values, default=0.0)
     assert axis.low < axis.high
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.02, 9e19), (2, 1.1e8), (1e-7, 3.0), (0.02, 1.3)])
+def test_a_logarithmic_axis_has_room_for_its_ticks(low: float, high: float) -> None:
+    """A loss that diverged spans twenty powers of ten: a label at each was written over the next."""
+    ticks = list(log_ticks(low, high))
+    assert len(ticks) <= 10
+    assert ticks[0] <= low
+    assert ticks[-1] >= high

@@ -27,25 +27,34 @@ BEST_FILE = "best.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredCheckpoint:
-    """A checkpoint and its score (more is better), reached with its raw or its ema weights."""
+    """A checkpoint and its score (more is better), reached with its raw or its ema weights, and its loss.
+
+    Lists of earlier versions have no losses.
+    """
 
     score: float
     name: str
     weights: str = "raw"
+    loss: float | None = None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What checkpoints are compared by, more is better: of equal scores the lower loss."""
+        return self.score, -math.inf if self.loss is None else -self.loss
 
 
 def rank(entries: tuple[ScoredCheckpoint, ...], new: ScoredCheckpoint, keep_best: int) -> tuple[ScoredCheckpoint, ...]:
     """Return the `keep_best` best checkpoints, best first.
 
     A checkpoint counts once, with its better weights, or with those scored first where they are equal; of equal scores
-    the earlier checkpoint stays ahead; a score that is not a number is never among the best.
+    the one with the lower loss is ahead, then the earlier one; a score that is not a number is never among the best.
     """
     best: dict[str, ScoredCheckpoint] = {}
     for entry in (*entries, new):
-        if not math.isnan(entry.score) and (entry.name not in best or entry.score > best[entry.name].score):
+        if not math.isnan(entry.score) and (entry.name not in best or entry.rank > best[entry.name].rank):
             best[entry.name] = entry
-    # sorted() is stable: of equal scores the earlier checkpoint stays ahead.
-    return tuple(sorted(best.values(), key=lambda entry: -entry.score)[:keep_best])
+    # sorted() is stable, also in reverse: of equal ones the earlier checkpoint stays ahead.
+    return tuple(sorted(best.values(), key=lambda entry: entry.rank, reverse=True)[:keep_best])
 
 
 class BestCheckpoints:
@@ -67,10 +76,12 @@ class BestCheckpoints:
         except OSError as error:
             raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error
 
-    def add(self, score: float, name: str, weights: str = "raw") -> bool:
+    def add(self, score: float, name: str, weights: str = "raw", loss: float | None = None) -> bool:
         """Add a score; return whether it is now the best one."""
         before = self.entries()
-        after = rank(before, ScoredCheckpoint(score=float(score), name=name, weights=weights), self.keep_best)
+        after = rank(
+            before, ScoredCheckpoint(score=float(score), name=name, weights=weights, loss=loss), self.keep_best
+        )
         if after != before:
             self._write(after)
         return after[:1] != before[:1]

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     from headrace.plan.steps import describe_sizes
     from headrace.plan.timeline import check_diagram_file, write_diagram
     from headrace.run.choices import settle, with_choices
-    from headrace.run.design import design_run, scale_to_devices
+    from headrace.run.design import design_run, scale_to_devices, uneven_remarks
     from headrace.run.profiling import with_measured_blocks
 
     if args.schedule_file:
@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
     )
     resolved = replace(resolved, notes=(*resolved.notes, *idle))
     if args.json:
-        _print_json(design, rows, (*resolved.warnings, *design.info.remarks, *resolved.notes))
+        uneven = uneven_remarks(resolved.config, design.info)
+        _print_json(design, rows, (*resolved.warnings, *design.info.remarks, *uneven, *resolved.notes))
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     if args.num_devices is not None:
         print(format_scale(rows, args.num_devices))
     print_fitted(format_plan(design.plan, tuple(_lr_points(design).items())))
-    for text in design.info.remarks:
+    for text in (*design.info.remarks, *uneven_remarks(resolved.config, design.info)):
         print_fitted(f"warning: {text}")
     if sizes := describe_sizes(design.sizes, design.network):
         print(sizes)

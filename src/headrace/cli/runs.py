@@ -27,13 +27,14 @@ from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
+from headrace.rows.metrics import OF_CLASSES
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
 
 _RUNS = (
-    "List the runs in a directory, a few levels deep: best validation accuracy, epochs done and planned, time to "
-    "train, rate, when it was last written, and how it ended. Nothing in them is changed."
+    "List the runs in a directory, a few levels deep: best validation accuracy and on how many images, epochs done and "
+    "planned, time to train, rate, dataset, when it was last written, and how it ended. Nothing in them is changed."
 )
 
 
@@ -42,11 +43,14 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="headrace runs", description=_RUNS)
     _add_place(parser)
     parser.add_argument(
-        "--sort", choices=tuple(_SORTS), default="date", help="newest, most accurate or fastest first [date]"
+        "--sort",
+        choices=tuple(_SORTS),
+        default="date",
+        help="newest, most accurate (by the lower end of the accuracy's 95 %% interval) or fastest first [date]",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each run")
     args = parser.parse_intermixed_args(argv)
-    from headrace.report.run_summary import find_runs, read_summary
+    from headrace.report.run_summary import data_groups, find_runs, read_summary
 
     _refuse_missing(args.place)
     runs = sorted((read_summary(path) for path in find_runs(args.place)), key=_SORTS[args.sort])
@@ -61,6 +65,8 @@ def main(argv: list[str]) -> int:
         for run in runs:
             if run.problem:
                 print_fitted(f"{_name(run, args.place)}: {run.problem}")
+        if args.sort == "accuracy" and len(set(data_groups([run for run in runs if run.best]))) > 1:
+            print_fitted("note: the runs have different datasets, whose accuracies cannot be compared")
         if missing:
             print_fitted(f"no room for {', '.join(missing)}; --json has everything")
     return 0
@@ -80,7 +86,7 @@ def _refuse_missing(place: Path) -> None:
 
 _SORTS: dict[str, Callable[["RunSummary"], float]] = {
     "date": lambda run: -run.modified,
-    "accuracy": lambda run: -run.best.top1 if run.best and not run.is_trial else math.inf,
+    "accuracy": lambda run: math.inf if run.accuracy_bound is None else -run.accuracy_bound,
     "time": lambda run: math.inf if run.seconds is None else run.seconds,
 }
 
@@ -96,11 +102,13 @@ def _columns(runs: list["RunSummary"], place: Path) -> list[Column]:
     return [
         Column(title="run", cells=[_name(run, place) for run in runs], least=12),
         Column(title="top-1", cells=[top1(run) for run in runs], right=True),
-        Column(title="epochs", cells=[_epochs(run) for run in runs], right=True, spare=1),
-        Column(title="time", cells=[run.time_text for run in runs], right=True),
-        Column(title="img/s", cells=[rate(run) for run in runs], right=True, spare=2),
-        Column(title="written", cells=[run.written for run in runs], spare=3),
-        Column(title="state", cells=[run.state for run in runs]),
+        Column(title="images", cells=[f"{run.best.num_samples:,}" if run.best else "-" for run in runs], right=True),
+        Column(title="epochs", cells=[_epochs(run) for run in runs], right=True, spare=2),
+        Column(title="time", cells=[run.time_text for run in runs], right=True, spare=1),
+        Column(title="img/s", cells=[rate(run) for run in runs], right=True, spare=3),
+        Column(title="dataset", cells=[run.dataset or "-" for run in runs], spare=5),
+        Column(title="written", cells=[run.written for run in runs], spare=4),
+        Column(title="state", cells=[", ".join(filter(None, (run.state, run.problem_word))) for run in runs]),
     ]
 
 
@@ -125,10 +133,19 @@ def _facts(run: "RunSummary") -> dict[str, object]:
         "dataset": start.dataset if start else None,
         "epoch": run.epoch,
         "num_epochs": start.num_epochs if start else None,
+        "num_train": start.num_train if start else None,
+        "num_validation": start.num_validation if start else None,
+        "num_classes": start.num_classes if start else None,
+        "dataset_digest": start.dataset_digest if start else None,
+        "monitor": run.monitor,
         "best_top1": best.top1 if best else None,
+        "best_top1_at_least": run.accuracy_bound,
+        "best_num_images": best.num_samples if best else None,
+        **{f"best_{row.name}": best.metric(row.name) if best else None for row in OF_CLASSES},
         "best_epoch": best.epoch if best else None,
         "best_weights": best.weights if best else None,
         "best_checkpoint": end.best_checkpoint if end else None,
+        "model_verdict": end.model_verdict if end else "",
         "is_trial": run.is_trial,
         "time_to_train": run.seconds,
         "images_per_second": run.images_per_second,
@@ -156,6 +173,7 @@ def compare(argv: list[str]) -> int:
             remedy="headrace compare A B",
         )
     from headrace.report.run_report import compare_options, compare_results, read_compared
+    from headrace.report.run_summary import describe_data_apart
 
     runs = read_compared(args.paths)
     letters, width = string.ascii_uppercase[: len(runs)], terminal_width()
@@ -167,6 +185,8 @@ def compare(argv: list[str]) -> int:
     _print_table(letters, options, width)
     print("\nresults:")
     results = compare_results(runs)
+    if apart := describe_data_apart(runs, letters):
+        print_fitted(f"warning: {apart}")
     _print_table(letters, results, width)
     if width and any(len(text) > _WIDEST for values in (*options.values(), *results.values()) for text in values):
         print_fitted("values with ... were cut to fit the terminal; redirect the output to see them whole")

@@ -20,9 +20,10 @@ from headrace.cli.options import (
     writing,
 )
 from headrace.core.local_path import local_path
-from headrace.core.units import format_duration, format_percent
+from headrace.core.units import format_duration
 from headrace.job import Restart, detect_process_info, detect_restart
 from headrace.reference.entrance import take_value
+from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -143,7 +144,8 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
         rows.append(("checkpoint", shlex.quote(str(best))))
     if run.end is not None:
         rows.append(("time", _time(run.end.seconds, run.end.wall_seconds, run.seconds)))
-        rows.append(("verdict", run.end.verdict))
+        verdicts = [verdict for verdict in (run.end.model_verdict, run.end.verdict) if verdict]
+        rows += [("" if place else "verdict", verdict) for place, verdict in enumerate(verdicts)]
     for name, file in (("report", run.path / "report.html"), ("plot", run.path / "curve.svg")):
         if file.is_file():
             rows.append((name, shlex.quote(str(file))))
@@ -164,20 +166,18 @@ def _wrapped(name: str, text: str, width: int | None) -> list[str]:
 
 
 def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
+    from headrace.report.run_summary import accuracy_lines
+
+    rows = [("" if place else "accuracy", line) for place, line in enumerate(accuracy_lines(run))]
     best = run.best
-    if best is None:
-        return []
-    if run.is_trial:
-        count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
-        return [("accuracy", f"not shown: a trial (--dry-run-steps), validated on {count} only")]
-    where = f"at epoch {best.epoch:.4g} ({best.num_samples:,} images{best.weights_text})"
-    text = f"best top-1 {format_percent(best.top1)} {where}"
+    if best is None or run.is_trial:
+        return rows
     last = {record.weights: record for record in run.validations}  # the last one of each kind
     final = max(last.values(), key=lambda record: record.step)
-    rows = [("accuracy", text)]
     if final.step != best.step:
-        ended = ", ".join(f"{format_percent(record.top1)} ({weights})" for weights, record in last.items())
-        rows.append(("", f"{ended} at the end"))
+        row = METRICS[run.monitor]
+        ended = ", ".join(f"{row.text(record.metric(row.name))} ({weights})" for weights, record in last.items())
+        rows.insert(1, ("", f"{'' if row.name == 'top1' else f'{row.title} '}{ended} at the end"))
     if run.end is not None and run.end.time_to_target is not None:
         rows.append(("target", f"reached after {format_duration(run.end.time_to_target)}"))
     return rows

@@ -11,6 +11,7 @@ from headrace.cli.options import print_fitted, read_arguments, terminal_width
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
+from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated
@@ -83,7 +84,7 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
     table, place, best = Table(), None, None
     for result in found:
         print(*result.remarks, sep="\n", end="\n" if result.remarks else "", file=sys.stderr)
-        if not result.problem and (best is None or _top1(result) > _top1(best)):
+        if not result.problem and (best is None or _rank(result) > _rank(best)):
             best = result
         if result.problem:
             print(f"warning: skipped: {result.problem}", file=sys.stderr)
@@ -101,17 +102,30 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
 
 def _show_classes(result: "Validated") -> None:
     from headrace.report.run_report import evaluation_lines
+    from headrace.telemetry.model_verdict import model_verdict, never_recognized
 
-    for line in evaluation_lines({}, result.reports[_better(result)]):
+    report = result.reports[_better(result)]
+    for line in evaluation_lines({}, report):
         print(line)
+    if missed := never_recognized(report):
+        print_fitted(f"never recognized: {missed}")
+    if verdict := model_verdict(None, report):
+        print_fitted(f"verdict: {verdict}")
 
 
 def _better(result: "Validated") -> str:
-    return max(result.reports, key=lambda weights: result.reports[weights]["top1"] or 0.0)
+    """Return the better set of weights; of equal ones the first."""
+    return max(result.reports, key=lambda weights: _rank_of(result, weights))
 
 
-def _top1(result: "Validated") -> float:
-    return result.reports[_better(result)]["top1"] or 0.0
+def _rank(result: "Validated") -> tuple[float, ...]:
+    return _rank_of(result, _better(result))
+
+
+def _rank_of(result: "Validated", weights: str) -> tuple[float, ...]:
+    from headrace.telemetry.records import report_rank
+
+    return report_rank(result.reports[weights], result.monitor) or ()  # () is less than any other
 
 
 def _show_images(result: "Validated", options: Mapping[str, object], *, as_json: bool) -> None:
@@ -158,7 +172,8 @@ class Table:
     """Prints rows as they come, marks each that is the best so far, and names the best one at the end."""
 
     def __init__(self) -> None:
-        self._num_rows, self._best, self._best_row = 0, -1.0, ""
+        self._num_rows, self._best_row = 0, ""
+        self._best: tuple[float, ...] = ()
 
     def show(self, result: "Validated") -> None:
         """Print the rows of one checkpoint."""
@@ -166,10 +181,11 @@ class Table:
             if not self._num_rows:
                 print(_fitted(_HEADING))
             self._num_rows += 1
-            is_best = report["top1"] is not None and report["top1"] > self._best
+            rank, row = _rank_of(result, weights), METRICS[result.monitor]
+            is_best = rank > self._best
             if is_best:
-                self._best = report["top1"]
-                self._best_row = f"{result.checkpoint.name} ({weights}), top-1 {format_percent(report['top1'])}"
+                self._best = rank
+                self._best_row = f"{result.checkpoint.name} ({weights}), {row.title} {row.text(report[row.name])}"
             print(_fitted(_row(result, weights, report)) + ("  best so far" if is_best else ""), flush=True)
 
     def close(self) -> None:
@@ -199,7 +215,7 @@ def _print_json(result: "Validated") -> None:
         return
     line |= {"epoch": result.epoch, "report": str(result.report_file) if result.report_file else None}
     for weights, report in result.reports.items():
-        numbers = {key: report[key] for key in ("top1", "top5", "loss", "balanced_accuracy", "num_samples")}
+        numbers = {key: report[key] for key in (*METRICS, "num_samples")}
         line[weights] = numbers | {"seconds": round(result.seconds[weights], 6)}
     print(json.dumps(finite_or_null(line)), flush=True)  # the loss of weights that diverged is NaN
 

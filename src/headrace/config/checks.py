@@ -28,6 +28,7 @@ from headrace.config.section_learning import (
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES, WEIGHTS_AT_START
 from headrace.config.section_run import BATCH_RULES, COMPILER_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
 from headrace.core.errors import ConfigError
+from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -58,6 +59,19 @@ _ACROSS_SECTIONS = (
         ),
         rule="An image is mixed with another one of its micro-batch.",
         remedy="Use --micro-batch-size 2 or more, or leave mixing out.",
+    ),
+    conflict(
+        "target_accuracy",
+        "monitor",
+        lambda facts: facts.config.run.target_accuracy is not None and not METRICS[facts.config.run.monitor].is_share,
+        "A target accuracy is a share of images, from 0 to 1.",
+        f"Leave --monitor out, or choose one of {', '.join(name for name, row in METRICS.items() if row.is_share)}.",
+    ),
+    conflict(
+        "monitor",
+        "validation",
+        lambda facts: facts.config.run.monitor != "top1" and not facts.config.validation.validation,
+        "What is monitored are the results of validations.",
     ),
     conflict(
         "validation_flip",
@@ -104,6 +118,15 @@ def _endless_warmup(facts: Facts) -> bool:
 
 WARNINGS = (
     *NUMERICS_WARNINGS,
+    Remark(
+        when=lambda facts: facts.config.data.balanced_sampling and facts.config.learning.class_weights == ("balanced",),
+        text=lambda facts: (
+            f"Both are given: {facts.describe('class_weights')} and {facts.describe('balanced_sampling')}. A rare "
+            "class would count more twice: in how often it is seen, and in the loss."
+        ),
+        option="class_weights",
+        remedy="Leave one of them out.",
+    ),
     *LEARNING_WARNINGS,
     *DATA_WARNINGS,
     Remark(
@@ -156,15 +179,6 @@ AT_START = (
         when=lambda facts: facts.config.data.dataset in SYNTHETIC_DATASETS or facts.config.data.synthetic_on,
         text=lambda facts: f"{facts.describe('class_weights')} with synthetic images, whose labels are random.",
         option="class_weights",
-    ),
-    Remark(
-        when=lambda facts: facts.config.data.balanced_sampling and facts.config.learning.class_weights == ("balanced",),
-        text=lambda facts: (
-            f"Both are given: {facts.describe('class_weights')} and {facts.describe('balanced_sampling')}. A rare "
-            "class would count more twice: in how often it is seen, and in the loss."
-        ),
-        option="class_weights",
-        remedy="Leave one of them out.",
     ),
 )
 

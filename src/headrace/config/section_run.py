@@ -17,6 +17,7 @@ from headrace.config.field import (
     idle,
     option,
 )
+from headrace.rows.metrics import METRICS
 from headrace.rows.values import (
     BYTES,
     FLOATS,
@@ -78,11 +79,21 @@ class Run:
     )
     target_accuracy: float | None = option(
         None,
-        "Top-1 accuracy, from 0 to 1, at which the run ends; the time at which it is reached is recorded.",
+        "Accuracy, from 0 to 1, at which the run ends (top-1, or what monitor names); the time at which it is reached "
+        "is recorded.",
         check=between(0, 1),
     )
     early_stopping: int | None = option(
-        None, "End the run when this many validations in a row have not improved the top-1 accuracy.", check=at_least(1)
+        None,
+        "End the run when this many validations in a row have not improved the top-1 accuracy, or what monitor names.",
+        check=at_least(1),
+    )
+    monitor: str = option(
+        "top1",
+        "Metric that decides which checkpoint is the best, and that early_stopping and target_accuracy look at; of "
+        "equal ones the lower loss is better. balanced_accuracy and macro_f1 count every class the same.",
+        choices=tuple(METRICS),
+        synonyms=(("balanced", "balanced_accuracy"), ("f1", "macro_f1"), ("accuracy", "top1")),
     )
 
 

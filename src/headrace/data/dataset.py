@@ -61,6 +61,7 @@ class DataInfo(SetFacts):
     synthetic_on: str = ""  # where synthetic images are generated: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
     decoded_once: bool = False  # whole training images of `sent_hw` are kept, and cropped at random on the device
+    train_counts: tuple[int, ...] = ()  # training images of each class; empty where they are not known
     remarks: tuple[str, ...] = ()  # what the user should know about the files, such as skipped ones
 
     @property
@@ -133,7 +134,12 @@ def _describe(data: Data, absent_ok: bool) -> DataInfo:
     _refuse_contradictions(data, row)
     published: dict[str, Any] = {fact.name: getattr(row, fact.name) for fact in fields(SetFacts)}
     return replace(
-        DataInfo(**published, place=_synthetic_place(data), synthetic_on=data.synthetic_on),
+        DataInfo(
+            **published,
+            place=_synthetic_place(data),
+            synthetic_on=data.synthetic_on,
+            train_counts=() if data.synthetic_on else row.train_counts,
+        ),
         augmentation=_or(data.train_augmentation, row.augmentation),
         normalization=_or(data.wanted_normalization, row.normalization),
     )
@@ -235,8 +241,14 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         place=place,
         sent_hw=(sent, sent) if sent else None,
         decoded_once=working is not None,
+        train_counts=counts_of(images.train.labels, len(images.class_names)),
         remarks=images.remarks,
     )
+
+
+def counts_of(labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
+    """Return how many labels each class has."""
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
 def _describe_imagenet(data: Data) -> DataInfo:

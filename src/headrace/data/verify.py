@@ -11,6 +11,7 @@ from headrace.core.errors import DataError
 from headrace.data.dataset import describe_dataset, resolved_set
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.feeding.feed import num_threads_of
+from headrace.data.feeding.order import EVEN_OUT, describe_uneven
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.file_problem import DIGEST, Part, describe_duplicates, digest_of
 from headrace.data.sets.image_sets import open_image_set
@@ -160,7 +161,7 @@ def _images_report(data: Data) -> VerifyReport:
         counts=counts,
         problems=tuple(problems),
         duplicates=tuple(duplicates),
-        notes=(*images.remarks, *repeats),
+        notes=(*images.remarks, *describe_uneven(images.class_names, counts["train"], EVEN_OUT), *repeats),
     )
 
 

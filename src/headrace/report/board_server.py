@@ -152,7 +152,7 @@ class _Pages:
         }
 
     def _list(self, query: Query) -> _Answer:
-        names = ("", "run", "top-1", "epochs", "time", "img/s", "model", "dataset", "written", "state")
+        names = ("", "run", "top-1", "images", "epochs", "time", "img/s", "model", "dataset", "written", "state")
         head = element("tr", *(element("th", name) for name in names))
         table = element("table", element("thead", head), element("tbody", id="runs"), class_="sortable")
         controls = [
@@ -245,7 +245,9 @@ def _cells(run: RunSummary) -> list[dict[str, Any]]:
     best = None if run.is_trial or run.best is None else run.best.top1
     start, rate = run.start, run.images_per_second
     return [
-        _cell(format_percent(best), best),
+        # Sorted by what the accuracy is at least: few images say little.
+        _cell(format_percent(best), run.accuracy_bound),
+        _cell(f"{run.best.num_samples:,}" if run.best else None, run.best.num_samples if run.best else None),
         _cell(f"{run.epoch:.4g}" + (f"/{start.num_epochs}" if start else ""), run.epoch),
         _cell(run.time_text, run.seconds),
         _cell(None if rate is None else f"{rate:,.0f}", rate),

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.files import parse_json
+from headrace.rows.metrics import METRICS, OF_CLASSES
+from headrace.rows.row import MetricRow
 from headrace.telemetry.records import METRICS_FILE, TrainRecord, ValidationRecord
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -22,8 +24,9 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
         *("step", "epoch", "loss", "accuracy", "learning_rate", "loss_scale", "grad_norm"),
         *("images_per_second", "infeed_wait_seconds", "elapsed_seconds"),
     ),
-    ValidationRecord.kind: ("step", "epoch", "loss", "top1"),
+    ValidationRecord.kind: ("step", "epoch", "loss", "top1", *(row.name for row in OF_CLASSES)),
 }
+_WORTH_SHOWING = 0.01  # from top-1: metrics of classes that are nowhere further from it say nothing more
 PIXELS = 600  # bins over the width of a curve that has more points than twice as many
 _MOST_BYTES = 1 << 30  # of new lines read at once
 
@@ -68,9 +71,17 @@ def _one(field: str, color: int) -> tuple[Line, ...]:
     return (Line(label="training", kind=_TRAIN, field=field, color=color),)
 
 
+def _title(row: MetricRow) -> str:
+    return row.title[0].upper() + row.title[1:]
+
+
 PANELS = (
     Panel(title="Loss", unit="", lines=_three("loss", "loss"), axis="log"),
     Panel(title="Top-1 accuracy", unit="%", lines=_three("accuracy", "top1"), scale=100, axis="percent"),
+    *(
+        Panel(title=_title(row), unit="%", lines=_three("", row.name)[1:], scale=100, axis="percent")
+        for row in OF_CLASSES
+    ),
     Panel(title="Learning rate", unit="", lines=_one("learning_rate", 2)),
     Panel(title="Throughput", unit="images/s", lines=_one("images_per_second", 0)),
     Panel(title="Waiting for input, since the previous record", unit="s", lines=_one("infeed_wait_seconds", 1)),
@@ -90,6 +101,16 @@ COMPARED_PANELS = (
         lines=(_compared("", _RAW, "top1"), _compared("averaged weights", _EMA, "top1", "dashed")),
         scale=100,
         axis="percent",
+    ),
+    *(
+        Panel(
+            title=f"Validation, {row.title}",
+            unit="%",
+            lines=(_compared("", _RAW, row.name), _compared("averaged weights", _EMA, row.name, "dashed")),
+            scale=100,
+            axis="percent",
+        )
+        for row in OF_CLASSES
     ),
     Panel(
         title="Validation, loss",
@@ -166,7 +187,7 @@ class Curves:
             elif kind == ValidationRecord.kind:
                 kinds.setdefault(f"{kind}/{row.get('weights', 'raw')}", []).append(row)
         for kind, found in kinds.items():
-            named = {name: _numbers([row.get(name) for row in found]) for name in _FIELDS[kind.partition("/")[0]]}
+            named = {name: _numbers([_value(row, name) for row in found]) for name in _FIELDS[kind.partition("/")[0]]}
             self._parts.setdefault(kind, []).append(named)
 
     def column(self, kind: str, name: str) -> np.ndarray:
@@ -178,13 +199,16 @@ class Curves:
                 self._parts[kind] = parts = [joined]
             return parts[0][name] if parts else np.empty(0)
 
-    def line(self, line: Line) -> dict[str, Any] | None:
-        """Return a line with at most a few points per pixel, None for a value that is not finite; None if empty."""
+    def line(self, line: Line, *, beside: bool = False) -> dict[str, Any] | None:
+        """Return a line with at most a few points per pixel, None for a value that is not finite; None if empty.
+
+        `beside`: another line of its panel is drawn, so that this one is, too, even if it says nothing new.
+        """
         x, y = self.column(line.kind, "epoch"), self.column(line.kind, line.field)
         x, y = x[: len(y)], y[: len(x)]  # another thread may have read on in between
         if not np.isfinite(y).any() and not (line.field in ("loss", "top1", "accuracy") and len(y)):
             return None
-        if self._says_nothing(line, y):
+        if not beside and self._says_nothing(line, y):
             return None
         x, y = x[np.isfinite(x)], y[np.isfinite(x)]
         kept = thin(x, y)
@@ -192,7 +216,10 @@ class Curves:
         return facts | {"x": x[kept].tolist(), "y": _finite_or_none(y[kept])}
 
     def _says_nothing(self, line: Line, y: np.ndarray) -> bool:
-        """Say whether a curve is left out: a loss that is not scaled, a device that hardly waits for its images."""
+        """Say whether a curve is left out: a loss that is not scaled, a device that hardly waits, even classes."""
+        if line.field in METRICS and not METRICS[line.field].has_field:
+            apart = np.abs(y - self.column(line.kind, "top1")[: len(y)])
+            return not bool((apart >= _WORTH_SHOWING).any())
         if line.field == "infeed_wait_seconds":
             elapsed = self.column(line.kind, "elapsed_seconds")
             return bool(np.nansum(y) <= _NEGLIGIBLE_WAIT * np.nansum(elapsed[-1:]))
@@ -201,18 +228,22 @@ class Curves:
 
 def draw_panels(curves: Curves) -> list[dict[str, Any]]:
     """Return the charts of one run as plain values; those without any line are left out."""
-    drawn = [(panel, [found for line in panel.lines if (found := curves.line(line))]) for panel in PANELS]
-    return [_plain(panel, lines) for panel, lines in drawn if lines]
+    charts = []
+    for panel in PANELS:
+        shown = any(curves.line(line) for line in panel.lines)
+        if lines := [found for line in panel.lines if (found := curves.line(line, beside=shown))]:
+            charts.append(_plain(panel, lines))
+    return charts
 
 
 def draw_compared(runs: Mapping[str, Curves]) -> list[dict[str, Any]]:
     """Return charts with the same curve of several runs in each, a color for each run."""
     charts = []
     for panel in COMPARED_PANELS:
-        lines = []
+        lines, shown = [], any(curves.line(line) for curves in runs.values() for line in panel.lines)
         for number, (name, curves) in zip(count(), runs.items(), strict=False):
             for line in panel.lines:
-                if found := curves.line(line):
+                if found := curves.line(line, beside=shown):
                     label = f"{name}, {line.label}" if line.label else name
                     lines.append(found | {"label": label, "color": number % 6})
         if lines:
@@ -245,6 +276,12 @@ def thin(x: np.ndarray, y: np.ndarray, pixels: int = PIXELS) -> np.ndarray:
     _, first = np.unique(bins[gaps], return_index=True)
     ends = finite[[0, -1]] if len(finite) else finite
     return np.unique(np.concatenate([lowest, highest, gaps[first], ends]))
+
+
+def _value(row: Mapping[str, Any], name: str) -> object:
+    """Return a field of a record, or one of its metrics."""
+    metrics = row.get("metrics")
+    return row.get(name, metrics.get(name) if isinstance(metrics, dict) else None)
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:

@@ -10,8 +10,18 @@ from headrace.core.files import write_atomic
 from headrace.core.units import format_percent
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, rows_table, section
-from headrace.report.run_summary import UNREADABLE, RunFiles, RunSummary, different_options, read_files, read_summary
+from headrace.report.run_summary import (
+    UNREADABLE,
+    RunFiles,
+    RunSummary,
+    describe_data_apart,
+    different_options,
+    read_files,
+    read_summary,
+)
 from headrace.report.sections import run_sections, run_title
+from headrace.rows.metrics import METRICS, OF_CLASSES
+from headrace.rows.row import MetricRow
 from headrace.rows.values import format_value
 from headrace.telemetry.records import ValidationRecord
 
@@ -44,7 +54,8 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         best = run.best
         if best is None or run.is_trial:
             return "trial" if run.is_trial else "-"
-        return f"{accuracy(best)} at epoch {best.epoch:.4g}"
+        by = "" if run.monitor == "top1" else f", of the best {METRICS[run.monitor].title}"
+        return f"{accuracy(best)} at epoch {best.epoch:.4g}{by}"
 
     def of_last(run: RunSummary) -> str:
         if run.best is None or run.is_trial:
@@ -53,9 +64,19 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         last = [record for record in run.validations if record.weights == run.best.weights][-1]
         return f"{accuracy(last)}, loss {last.loss:.4f}"
 
+    def of_classes(run: RunSummary, row: MetricRow) -> str:
+        return "-" if run.best is None or run.is_trial else row.text(run.best.metric(row.name))
+
+    # Those of classes where these are uneven in some run, or where a run monitored them.
+    shown = [row for row in OF_CLASSES if any(run.start and row in run.start.class_metrics for run in runs)]
+    useless = [run.problem_word for run in runs]
     return {
         "state": [run.state for run in runs],
+        **({"model": [word or "-" for word in useless]} if any(useless) else {}),
         "best top-1": [of_best(run) for run in runs],
+        **{row.title: [of_classes(run, row) for run in runs] for row in shown},
+        "validation images": [f"{run.best.num_samples:,}" if run.best else "-" for run in runs],
+        "dataset": [run.data_text for run in runs],
         "last validation": [of_last(run) for run in runs],
         "training loss": [f"{run.last_train.loss:.4f}" if run.last_train else "-" for run in runs],
         "epochs": [f"{run.epoch:.4g}" for run in runs],
@@ -160,7 +181,10 @@ def comparison_page(
 def results_section(runs: Sequence[RunSummary]) -> Html:
     """Return the table of results; a live page replaces it while the runs train."""
     results = [(name, *values) for name, values in compare_results(runs).items()]
-    return section("results", "Results", rows_table(results, ("", *run_names(runs))))
+    names = run_names(runs)
+    apart = describe_data_apart(runs, names)
+    warning = [element("p", f"{apart[0].upper()}{apart[1:]}.", class_="problem")] if apart else []
+    return section("results", "Results", *warning, rows_table(results, ("", *names)))
 
 
 def run_names(runs: Sequence[RunSummary]) -> list[str]:

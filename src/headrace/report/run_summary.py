@@ -1,23 +1,28 @@
 """What is known of a run from its directory, read quickly and without JAX; damaged and foreign files are no error."""
 
 import fcntl
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.config.schema import all_options
 from headrace.core.files import LOCK_FILE, parse_json
-from headrace.core.units import format_duration
-from headrace.telemetry.plot import best_validation
+from headrace.core.units import format_duration, format_list
+from headrace.rows.metrics import METRICS
+from headrace.telemetry.console import best_text
+from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import (
     METRICS_FILE,
     RunEnd,
     RunStart,
     TrainRecord,
     ValidationRecord,
+    best_validation,
+    monitor_of,
     parse_record,
     report_file,
 )
@@ -55,14 +60,44 @@ class RunSummary:
 
     @property
     def best(self) -> ValidationRecord | None:
-        """The first validation with the highest accuracy."""
-        return best_validation(self.validations)
+        """The validation that is best by the metric that the run monitored."""
+        return best_validation(self.validations, self.monitor)
+
+    @property
+    def monitor(self) -> str:
+        """The name of the metric that the run compared its validations by."""
+        return monitor_of([self.start] if self.start else [])
+
+    @property
+    def problem_word(self) -> str:
+        """Why the result is useless in one word, diverged or constant; nothing otherwise."""
+        return self.end.model_verdict.partition(":")[0] if self.end else ""
+
+    @property
+    def accuracy_bound(self) -> float | None:
+        """What the best top-1 is at least, at 97.5 %: the lower end of Wilson's interval. None of a trial.
+
+        Runs are sorted by it: 2 of 2 images say less than 1,900 of 2,000.
+        """
+        best = None if self.is_trial else self.best
+        return wilson_bound(best.top1, best.num_samples) if best and math.isfinite(best.top1) else None
 
     @property
     def dataset(self) -> str:
         """Name what it trained on: a dataset that has no name but its kind is named by its directory or file."""
         kind, place = self.start.dataset if self.start else "", self.options.get("dataset_path")
         return Path(place).name or kind if kind in _UNNAMED and isinstance(place, str) else kind
+
+    @property
+    def data_text(self) -> str:
+        """The dataset with its numbers of images and classes, as far as they were recorded."""
+        start = self.start
+        if start is None:
+            return "-"
+        if start.num_train is None or start.num_validation is None or start.num_classes is None:
+            return self.dataset  # of an earlier version
+        images = f"{start.num_train:,} + {start.num_validation:,} images"
+        return f"{self.dataset}: {images}, {start.num_classes:,} class{'es' * (start.num_classes != 1)}"
 
     @property
     def is_trial(self) -> bool:
@@ -103,6 +138,48 @@ class RunSummary:
         """The directory of its checkpoints."""
         chosen = self.options.get("checkpoint_dir")
         return Path(chosen) if isinstance(chosen, str) else self.path / "checkpoints"
+
+
+def wilson_bound(share: float, count: int) -> float:
+    """Return the lower end of Wilson's 95 % interval of a share that was measured on so many images."""
+    if not count:
+        return 0.0
+    z = 1.96
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, (middle - spread) / (1 + z * z / count))
+
+
+def data_groups(runs: Sequence[RunSummary]) -> list[int]:
+    """Return a number for each run, equal for runs that have the same dataset as far as records tell.
+
+    Accuracies on different datasets cannot be compared. A run of an earlier version, which recorded no digest of its
+    labels, is told apart by name, place and number of validation images.
+    """
+    digests = all(run.start is None or run.start.dataset_digest for run in runs)
+    keys: dict[object, int] = {}
+    return [keys.setdefault(_data_key(run, digests=digests), len(keys)) for run in runs]
+
+
+def _data_key(run: RunSummary, *, digests: bool) -> object:
+    if run.start is None:
+        return None
+    if digests:
+        return run.dataset, run.start.dataset_digest
+    images = run.validations[-1].num_samples if run.validations else run.start.num_validation
+    return run.dataset, run.options.get("dataset_path"), images
+
+
+def describe_data_apart(runs: Sequence[RunSummary], names: Sequence[str]) -> str:
+    """Say which runs were trained on different datasets; nothing where all have the same."""
+    groups = data_groups(runs)
+    if len(set(groups)) < 2:
+        return ""
+    parts = []
+    for group in dict.fromkeys(groups):
+        members = [name for name, of in zip(names, groups, strict=True) if of == group]
+        parts.append(f"{format_list(members, 5)} ({runs[groups.index(group)].data_text})")
+    return f"different datasets, whose accuracies cannot be compared: {'; '.join(parts)}"
 
 
 def find_runs(place: Path) -> Iterator[Path]:
@@ -283,7 +360,7 @@ class RunFiles:
 def read_files(path: Path) -> RunFiles:
     """Return what the files of a run hold."""
     summary = read_summary(path)
-    report, step, weights = _validation_report(summary)
+    report, step, weights = _newest_report(summary)
     return RunFiles(
         summary=summary,
         config=read_mapping(path / CONFIG_FILE),
@@ -307,7 +384,28 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _validation_report(run: RunSummary) -> tuple[Mapping[str, Any], int, str]:
+def best_report(run: RunSummary) -> Mapping[str, Any]:
+    """Return the report of a run's best validation, {} where there is none."""
+    best = run.best
+    found = read_mapping(report_file(run.path, best.step)).get(best.weights) if best else None
+    return found if isinstance(found, dict) else {}
+
+
+def accuracy_lines(run: RunSummary) -> list[str]:
+    """Return the result of a run's best validation in words, with the classes that it never recognized."""
+    best = run.best
+    if best is None:
+        return []
+    if run.is_trial:
+        count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
+        return [f"not shown: a trial (--dry-run-steps), validated on {count} only"]
+    where = f"at epoch {best.epoch:.4g} ({best.num_samples:,} images{best.weights_text})"
+    lines = [f"{best_text({name: best.metric(name) for name in METRICS}, run.start)} {where}"]
+    missed = never_recognized(best_report(run))
+    return [*lines, f"never recognized: {missed}"] if missed else lines
+
+
+def _newest_report(run: RunSummary) -> tuple[Mapping[str, Any], int, str]:
     """Return (report, step, weights) of the best validation, or of the newest one whose report is there."""
     newest_first = sorted(run.validations, key=lambda record: record.step, reverse=True)
     for record in ([run.best] if run.best else []) + newest_first:

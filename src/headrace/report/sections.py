@@ -24,9 +24,11 @@ from headrace.plan.timeline import (
 )
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_summary import RunFiles
+from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.rows.values import format_value
 from headrace.telemetry.device_trace import ProfileSummary, summary_from, utilisation_lines
 from headrace.telemetry.metric_totals import KIND_NAMES
+from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import LOG_FILE, RunEnd
 
 _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = 300, 46, 10, 290, 250
@@ -344,9 +346,13 @@ def _summary(files: RunFiles) -> Html:
     planned = f" of {start.num_epochs}" if start else ""
     tiles = [("state", run.state), ("epochs", f"{run.epoch:.4g}{planned}")]
     if best is not None and not run.is_trial:
-        tiles.insert(0, (f"best top-1, epoch {best.epoch:.4g}{best.weights_text}", format_percent(best.top1)))
+        row = METRICS[run.monitor]
+        where = f"epoch {best.epoch:.4g}{best.weights_text}"
+        tiles.insert(0, (f"best {row.title}, {where}, {best.num_samples:,} images", row.text(best.metric(row.name))))
         last = [record for record in run.validations if record.weights == best.weights][-1]
-        tiles.insert(1, (f"last validation, loss {last.loss:.4g}", format_percent(last.top1)))
+        tiles.insert(1, (f"last validation, top-1, loss {last.loss:.4g}", format_percent(last.top1)))
+        beside = dict.fromkeys((METRICS["top1"], *(start.class_metrics if start else ())))
+        tiles[1:1] = [(each.title, each.text(best.metric(each.name))) for each in beside if each != row]
     if run.seconds is not None:
         tiles.append(("time to train", format_duration(run.seconds)))
     if rate := run.images_per_second:
@@ -366,6 +372,10 @@ def _summary(files: RunFiles) -> Html:
         texts.append(element("p", "A trial (dry_run_steps): an accuracy on so few images means nothing."))
     if end and end.reason:
         texts.append(element("p", f"{end.outcome}: {end.reason}"))
+    if end and end.model_verdict:
+        texts.append(element("p", end.model_verdict, class_="problem"))
+    if not run.is_trial and (missed := never_recognized(files.report)):
+        texts.append(element("p", f"Never recognized: {missed}.", class_="problem"))
     if end and end.verdict:
         texts.append(element("p", end.verdict, class_="verdict"))
     if run.problem:
@@ -397,7 +407,7 @@ def _validation(files: RunFiles) -> Html:
     epoch = next((r.epoch for r in files.summary.validations if r.step == files.report_step), None)
     where = f"{files.report_weights} weights at step {files.report_step:,}" + (f", epoch {epoch:.4g}" if epoch else "")
     facts = f"{report['num_samples']:,} images, {where}: top-1 {format_percent(report['top1'])}, "
-    facts += f"balanced accuracy {format_percent(report['balanced_accuracy'])}"
+    facts += ", ".join(f"{row.title} {row.text(report[row.name])}" for row in OF_CLASSES if row.name in report)
     rows = [
         (
             row["name"],

@@ -1,4 +1,4 @@
-"""The types of rows: what an optimizer and a learning-rate curve say about themselves."""
+"""The types of rows: what an optimizer, a learning-rate curve and a metric say about themselves."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -70,3 +70,30 @@ class CurveRow:
     keys: Keys
     curve: Callable[[Options, Span], Curve]
     check: Callable[[Options], None] = lambda params: None  # raises ConfigError
+
+
+Sums = Mapping[str, Any]  # over the images of a validation
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricRow:
+    """One metric: `value` of the sums, None where there is none; `better` says whether more or less of it is."""
+
+    name: str  # in reports, for --monitor and, without a field of its own, among the `metrics` of a record
+    title: str
+    says: str
+    value: Callable[[Sums], float | None]
+    better: Literal["more", "less"] = "more"
+    is_share: bool = True  # from 0 to 1, shown in percent
+    has_field: bool = False  # of a ValidationRecord
+    column: str = ""  # of validation.csv, after those of the reference
+
+    def merit(self, value: float) -> float:
+        """Return the value as a number of which more is better."""
+        return value if self.better == "more" else -value
+
+    def text(self, value: float | None) -> str:
+        """Return a value for people."""
+        if value is None:
+            return "-"
+        return f"{100 * value:.2f} %" if self.is_share else f"{value:.4f}"

@@ -3,6 +3,7 @@
 What is wrong with them is refused before a run starts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from headrace.config.schema import Run
-from headrace.core.errors import ConfigError, nearest
-from headrace.core.units import format_percent
+from headrace.core.errors import ConfigError, did_you_mean, nearest
 from headrace.engine.objective import SUMS, CustomObjective
 from headrace.model.context import Ctx, Draws, sample_key
+from headrace.rows.metrics import METRICS
 from headrace.telemetry.records import TrainRecord, ValidationRecord
 
 # Losses, metrics and augmentations are pure functions of JAX arrays. They are traced once here, for the shape of what
@@ -25,7 +26,7 @@ from headrace.telemetry.records import TrainRecord, ValidationRecord
 # (key, images float32 [N, H, W, C], labels int32 [N]) -> images
 AugmentFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-_TAKEN = {*SUMS, *TrainRecord.__dataclass_fields__, *ValidationRecord.__dataclass_fields__}
+_TAKEN = {*SUMS, *METRICS, *TrainRecord.__dataclass_fields__, *ValidationRecord.__dataclass_fields__}
 _ONE_EACH = "It returns one number for each image: an array [N]; their mean over the images is taken later."
 
 
@@ -164,38 +165,66 @@ class Callback:
 
 @dataclass(frozen=True)
 class EarlyStopping(Callback):
-    """Stop when `patience` validations in a row have brought no better accuracy."""
+    """Stop when `patience` validations in a row have brought no better value of the metric `monitor`."""
 
     patience: int
+    monitor: str = "top1"
+
+    def __post_init__(self) -> None:
+        """Refuse a metric that does not exist."""
+        _refuse_unknown(self.monitor)
 
     def on_validation_end(self, event: ValidationEvent) -> str | None:
         """Stop if the best validation is that many validations ago; of equal ones the first counts."""
-        scores: dict[int, float] = {}
+        row = METRICS[self.monitor]
+        merits: dict[int, float] = {}
         for record in event.history:
-            if record.top1 == record.top1:  # a NaN is never the best
-                scores[record.step] = max(scores.get(record.step, 0.0), record.top1)
+            value = record.metric(self.monitor)
+            if value is not None and value == value:  # a NaN is never the best
+                merits[record.step] = max(merits.get(record.step, -math.inf), row.merit(value))
         steps = sorted({record.step for record in event.history})
-        best = max(scores, key=lambda step: (scores[step], -step), default=None)
+        best = max(merits, key=lambda step: (merits[step], -step), default=None)
         since = len(steps) if best is None else len(steps) - 1 - steps.index(best)
         if since < self.patience:
             return None
         count = f"{since} validation{'s' * (since != 1)}"
         if best is None:
-            return f"early stopping: no accuracy in {count}"
-        return f"early stopping: no better top-1 than {format_percent(scores[best])} (step {best}) in {count}"
+            return f"early stopping: no {'accuracy' if row.is_share else row.title} in {count}"
+        return (
+            f"early stopping: no better {row.title} than {row.text(row.merit(merits[best]))} (step {best}) in {count}"
+        )
 
 
 @dataclass(frozen=True)
 class TargetAccuracy(Callback):
-    """Stop at the first validation that reaches an accuracy (0 to 1)."""
+    """Stop at the first validation whose accuracy (0 to 1) reaches a target: top-1, or the metric `monitor`."""
 
     accuracy: float
+    monitor: str = "top1"
+
+    def __post_init__(self) -> None:
+        """Refuse a metric that is no accuracy."""
+        _refuse_unknown(self.monitor)
+        if not METRICS[self.monitor].is_share:
+            raise ConfigError(
+                f"TargetAccuracy was given monitor {self.monitor!r}.",
+                rule="A target is a share from 0 to 1.",
+                remedy=f"Choose one of {', '.join(name for name, row in METRICS.items() if row.is_share)}.",
+            )
 
     def on_validation_end(self, event: ValidationEvent) -> str | None:
         """Stop if the accuracy was reached."""
-        if not event.accuracy >= self.accuracy:
+        row = METRICS[self.monitor]
+        values = [record.metric(self.monitor) for record in event.results.values()]
+        reached = max((value for value in values if value is not None), default=-math.inf)
+        if not reached >= self.accuracy:
             return None
-        return f"target accuracy: top-1 {format_percent(event.accuracy)} reaches {100 * self.accuracy:g} %"
+        return f"target accuracy: {row.title} {row.text(reached)} reaches {100 * self.accuracy:g} %"
+
+
+def _refuse_unknown(monitor: str) -> None:
+    if monitor not in METRICS:
+        raise ConfigError(f"There is no metric {monitor!r}.", remedy=did_you_mean(monitor, METRICS))
 
 
 CALLBACK = "callback: "  # before a reason to stop, to tell it from the name of a signal
@@ -288,5 +317,5 @@ def _overrides(callback: Callback, event: str) -> bool:
 
 def callbacks_of(run: Run) -> tuple[Callback, ...]:
     """Return the callbacks that options ask for."""
-    stopping = () if run.early_stopping is None else (EarlyStopping(run.early_stopping),)
-    return stopping if run.target_accuracy is None else (*stopping, TargetAccuracy(run.target_accuracy))
+    stopping = () if run.early_stopping is None else (EarlyStopping(run.early_stopping, run.monitor),)
+    return stopping if run.target_accuracy is None else (*stopping, TargetAccuracy(run.target_accuracy, run.monitor))

@@ -1,7 +1,8 @@
 """The design of a run: all values that follow from its configuration before any device is touched."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,10 +15,10 @@ from headrace.config.load import Resolved, to_flat, with_values
 from headrace.config.schema import Compiler, Config, Data
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
-from headrace.core.errors import DataError
+from headrace.core.errors import ConfigError, DataError
 from headrace.core.tree import PyTree, flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
-from headrace.data.feeding.order import refuse_weights
+from headrace.data.feeding.order import EVEN_OUT, describe_uneven, refuse_weights
 from headrace.data.sets.samples import first_samples
 from headrace.engine.compiler import decide
 from headrace.engine.lr_curve import make_lr_curve
@@ -147,6 +148,7 @@ def design_run(
     # cpu_kernels on is an error where they are missing; better now than at the first convolution that is traced.
     check_kernels(config.compiler.cpu_kernels)
     refuse_weights(config.learning.class_weights, info)
+    _refuse_top5(config, info)
     check_objective(custom.objective, info.num_classes, config.learning.class_weights if config.run.training else ())
     check_augment(custom.augment, info.image_hwc)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
@@ -174,6 +176,15 @@ def design_run(
         sizes=size_spans(config.augment, network, plan.steps),
         custom=custom,
     )
+
+
+def _refuse_top5(config: Config, info: DataInfo) -> None:
+    if config.run.monitor == "top5" and info.num_classes <= 5:
+        raise ConfigError(
+            f"monitor is top5, and {info.place or info.name} has {info.num_classes} classes.",
+            rule="The class of an image is always among the five best of so few.",
+            remedy="Choose --monitor top1 or loss.",
+        )
 
 
 def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
@@ -243,6 +254,21 @@ def dataset_identity(dataset: DataSet) -> dict[str, dict[str, Any]]:
         }
         for split, source in (("training", dataset.train), ("validation", dataset.validation))
     }
+
+
+def digest_of_dataset(identity: Mapping[str, Mapping[str, Any]], class_names: Sequence[str]) -> str:
+    """Return a short text that is equal for equal labels of both splits and names of classes, for records."""
+    return hashlib.sha256(json.dumps([identity, list(class_names)], sort_keys=True).encode()).hexdigest()[:12]
+
+
+def uneven_remarks(config: Config, info: DataInfo) -> tuple[str, ...]:
+    """Say that a run trains on uneven classes, with the options that would help, unless it has one of them already."""
+    if config.data.balanced_sampling or config.learning.class_weights or not config.run.training:
+        return ()
+    weights, sampling = EVEN_OUT
+    fitting = [weights] if config.learning.loss == "cross_entropy" else []
+    fitting += [sampling] if config.data.repeated_augmentation == 1 and config.data.shuffle else []
+    return describe_uneven(info.class_names, info.train_counts, fitting)
 
 
 def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:

@@ -49,6 +49,7 @@ from headrace.job import (
 from headrace.ops import describe_missing_kernels
 from headrace.plan.steps import describe_sizes
 from headrace.reference.entrance import override
+from headrace.rows.metrics import class_ratio
 from headrace.run.choices import settle
 from headrace.run.custom_functions import CALLBACK
 from headrace.run.design import (
@@ -58,9 +59,11 @@ from headrace.run.design import (
     dataset_identity,
     derived_facts,
     design_run,
+    digest_of_dataset,
     given_facts,
     open_data,
     starting_state,
+    uneven_remarks,
     with_batch_of,
     with_chosen_decoding,
     with_replicas,
@@ -573,7 +576,7 @@ def _open_recorder(
             directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
             stack.enter_context(directory.held())
         else:
-            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
+            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best, config.run.monitor)
         if dataset.bad is not None:
             dataset.bad.write_to(directory.path / BAD_FILE)
         saved = saved_form(prepared.resolved, design.custom.record())
@@ -602,7 +605,7 @@ def _open_recorder(
     recorder.dataset_identity = prepared.identity
     if restored is not None:
         recorder.continue_from(restored, past)
-    sinks.write(_run_start(design, devices, prepared.step))
+    sinks.write(_run_start(prepared, devices))
     return recorder, directory
 
 
@@ -616,7 +619,8 @@ def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], d
     """Record what the user should read before a long run begins: warnings, then notes."""
     resolved, restored, design, adopted = prepared.resolved, prepared.restored, prepared.design, prepared.adopted
     config, info = design.config, prepared.dataset.info
-    warnings = [*resolved.warnings, *design.plan.warnings, *info.remarks, *(restored.notes if restored else ())]
+    warnings = [*resolved.warnings, *design.plan.warnings, *info.remarks, *uneven_remarks(config, info)]
+    warnings += restored.notes if restored else ()
     if config.run.dry_run_steps:
         few = design.plan.validation.num_samples
         warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and mean nothing")
@@ -738,10 +742,11 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     return hints
 
 
-def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:
+def _run_start(prepared: _Prepared, devices: list[Any]) -> RunStart:
+    design, info = prepared.design, prepared.dataset.info
     config, plan = design.config, design.plan
     return RunStart(
-        step=first_step,
+        step=prepared.step,
         time=utc_now(),
         model=design.network.name,
         dataset=design.info.name,
@@ -756,4 +761,10 @@ def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:
         num_parameters=design.network.total_cost().params,
         seed=config.run.seed,
         target_accuracy=config.run.target_accuracy,
+        monitor=config.run.monitor,
+        num_train=prepared.identity["training"]["images"],
+        num_validation=prepared.identity["validation"]["images"],
+        num_classes=info.num_classes,
+        dataset_digest=digest_of_dataset(prepared.identity, info.class_names),
+        class_ratio=class_ratio(info.train_counts),
     )

@@ -249,6 +249,9 @@ class Model:
         )
         result = self._fit(resolved, custom, resume, asked)
         self._take_best(result)
+        if resolved.config.logging.progress != "none" and current_group().is_first:
+            for problem in result.problems:
+                print(f"warning: {problem}")
         # Without the state: it would keep the devices' memory for as long as somebody keeps the result.
         return replace(result, state=None)
 

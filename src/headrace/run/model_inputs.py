@@ -29,6 +29,7 @@ from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
 from headrace.reference.entrance import known_options, resolve_code
+from headrace.rows.metrics import OF_CLASSES, UNEVEN, class_ratio
 from headrace.run.trained_model import refuse_other_classes
 
 
@@ -36,9 +37,13 @@ class Report(dict[str, Any]):
     """The result of an evaluation: num_samples, loss, top1, top5, classes, confusion_matrix and more by name."""
 
     def __repr__(self) -> str:
-        numbers = {"loss": self["loss"], "top1": self["top1"], **self.get("metrics", {})}
+        beside = {row.name: self[row.name] for row in OF_CLASSES if self._is_uneven() and self[row.name] is not None}
+        numbers = {"loss": self["loss"], "top1": self["top1"], **beside, **self.get("metrics", {})}
         means = ", ".join(f"{name}={value:.4f}" for name, value in numbers.items())
         return f"Report(num_samples={self['num_samples']}, {means})"
+
+    def _is_uneven(self) -> bool:
+        return (class_ratio([row["num_samples"] for row in self["classes"]]) or 1.0) >= UNEVEN
 
 
 class Summary(str):

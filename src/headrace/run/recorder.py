@@ -1,6 +1,7 @@
 """Writes records, checkpoints and validation results once the results of a call have been read."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -25,12 +26,13 @@ from headrace.engine.state import State
 from headrace.engine.step import Metrics
 from headrace.engine.visible import describe_machine
 from headrace.report.run_report import write_run_report
-from headrace.report.run_summary import MACHINE_FILE
+from headrace.report.run_summary import MACHINE_FILE, read_mapping
+from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.memory_advice import measured_memory
-from headrace.run.start import Past, Restored
+from headrace.run.start import Past, Restored, score_of
 from headrace.run.trained_model import RunResult, input_form
 from headrace.run.training import Compiled
 from headrace.run.validation import Started, Validator
@@ -47,12 +49,15 @@ from headrace.telemetry.metric_totals import (
     first_at_target,
     verdict,
 )
+from headrace.telemetry.model_verdict import Losses, model_verdict
 from headrace.telemetry.plot import write_curve
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,
     RunEnd,
+    TrainRecord,
     ValidationRecord,
+    best_validation,
     report_file,
     validation_report,
     write_report,
@@ -139,6 +144,7 @@ class RunRecorder:
         # Apart from the thread that reads results, so that times are exact however long it takes to save and report.
         self._watcher = EndWatcher()
         self._device_clock = DeviceClock(timeline, time.perf_counter())
+        self._losses: tuple[float, float] | None = None  # of the first and the last training record of the run
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
@@ -154,6 +160,8 @@ class RunRecorder:
         self.totals.continue_from(restored.unlogged, past.skipped_steps)
         self._epoch_sums = restored.epoch_sums
         self.validations = past.validations
+        trained = [record.loss for record in past.records if isinstance(record, TrainRecord)]
+        self._losses = (trained[0], trained[-1]) if trained else None
 
     def begin(self) -> None:
         """Start measuring the run's time: everything before was preparation."""
@@ -234,6 +242,7 @@ class RunRecorder:
         record = self.totals.record(step, self.elapsed)
         if record is not None:
             self._sinks.write(record)
+            self._losses = (self._losses or (record.loss, record.loss))[0], record.loss
 
     def result(self, outcome: str, reason: str = "") -> RunResult:
         return RunResult(
@@ -373,9 +382,11 @@ class RunRecorder:
     def _run_end(self, ending: "Ending") -> RunEnd:
         entries = self.best.entries()
         goal = self._resolved.config.run.target_accuracy
-        reached = None if goal is None else first_at_target(self.validations, goal)
+        monitor = self._resolved.config.run.monitor
+        reached = None if goal is None else first_at_target(self.validations, goal, monitor)
         spent = self.timeline.seconds()
-        scores = [record.top1 for record in self.validations if record.top1 == record.top1]  # a NaN is never the best
+        best = best_validation(self.validations, monitor)
+        values = {name: best.metric(name) for name in METRICS} if best else {}
         return RunEnd(
             step=self.step,
             time=utc_now(),
@@ -386,7 +397,8 @@ class RunRecorder:
             time_to_target=reached.elapsed_seconds if reached else None,
             epoch_at_target=reached.epoch if reached else None,
             images_per_second=self.totals.throughput.images_per_second,
-            best_top1=max(scores, default=None),
+            best_top1=best.top1 if best else None,
+            best={name: value for name, value in values.items() if value is not None},
             best_checkpoint=entries[0].name if entries else None,
             skipped_steps=self.totals.skipped_steps,
             wall_seconds=sum(spent.values()),
@@ -394,7 +406,21 @@ class RunRecorder:
             start=dict(self.start_times),
             memory=measured_memory(jax.local_devices()),
             verdict=self._verdict(spent),
+            model_verdict=self._model_verdict(best),
         )
+
+    def _model_verdict(self, best: ValidationRecord | None) -> str:
+        """Say why the result is useless, if it is; a trial run has none."""
+        config = self._design.config
+        if config.run.dry_run_steps:
+            return ""
+        learning, num_classes = config.learning, self._design.info.num_classes
+        # Weights of classes that are balanced have a mean of 1; others scale the loss.
+        plain = self._design.objective.loss is None and learning.class_weights in ((), ("balanced",))
+        chance = math.log(num_classes) if plain and num_classes > 1 else None
+        losses = Losses(first=self._losses[0], last=self._losses[1], chance=chance) if self._losses else None
+        report = read_mapping(self._report_file(best.step)).get(best.weights) if best else None
+        return model_verdict(losses, report)
 
     def save(self, state: State, step: int) -> None:
         """Give a state to the thread that writes checkpoints."""
@@ -485,7 +511,8 @@ class RunRecorder:
             loss=report["loss"],
             top1=report["top1"],
             top5=report["top5"],
-            metrics=report.get("metrics", {}),
+            metrics={row.name: value for row in OF_CLASSES if (value := report[row.name]) is not None}
+            | report.get("metrics", {}),
             num_samples=report["num_samples"],
             seconds=seconds,
             images_per_second=report["num_samples"] / seconds if seconds > 0 else None,
@@ -497,7 +524,12 @@ class RunRecorder:
         self.validations.append(record)
         # After the record: if the process dies between the two, a resume makes the list of the best from the records.
         if record.checkpoint and self._writes:
-            self.best.add(record.top1, record.checkpoint, record.weights)
+            self._add_to_best(record)
+
+    def _add_to_best(self, record: ValidationRecord) -> None:
+        scored = score_of(record, self._resolved.config.run.monitor)
+        if scored is not None:
+            self.best.add(scored.score, scored.name, scored.weights, scored.loss)
 
     def _recorded(self, step: int) -> set[str]:
         return {record.weights for record in self.validations if record.step == step}

@@ -38,6 +38,7 @@ from headrace.telemetry.records import (
     TrainRecord,
     ValidationRecord,
     read_records,
+    validation_rank,
 )
 from headrace.telemetry.sinks import rewind
 from headrace.weights.convert import LoadedWeights, load_into
@@ -218,19 +219,24 @@ def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> No
     )
 
 
-def rewind_run(restored: Restored, keep_best: int) -> Past:
+def rewind_run(restored: Restored, keep_best: int, monitor: str) -> Past:
     """Rewind records and the list of the best to the restored step; both may be behind or ahead of it."""
     # Under the run's lock, so that no file of a living process is among them.
     sweep(restored.directory)
     past = Past(records=rewind(restored.directory.path, restored.step))
-    scores = (
-        ScoredCheckpoint(score=record.top1, name=record.checkpoint, weights=record.weights)
-        for record in past.validations
-        if record.checkpoint
-    )
+    scores = (scored for record in past.validations if (scored := score_of(record, monitor)))
     # From the records, which were rewound: the list may name checkpoints of steps that will be trained again.
     BestCheckpoints(restored.directory.checkpoints, keep_best).reset(scores)
     return past
+
+
+def score_of(record: ValidationRecord, monitor: str) -> ScoredCheckpoint | None:
+    """Return a validation as the score of its checkpoint; None for one without a checkpoint or a number."""
+    rank = validation_rank(record, monitor)
+    if not record.checkpoint or rank is None:
+        return None
+    loss = record.loss if math.isfinite(record.loss) else None
+    return ScoredCheckpoint(score=rank[0], name=record.checkpoint, weights=record.weights, loss=loss)
 
 
 def refuse_changed_dataset(restored: Restored, identity: Mapping[str, Mapping[str, Any]]) -> None:

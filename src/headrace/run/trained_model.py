@@ -34,9 +34,19 @@ from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.report.run_summary import best_report, read_summary
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
+from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.plot import draw_run
-from headrace.telemetry.records import Record, RunEnd, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.records import (
+    Record,
+    RunEnd,
+    TrainRecord,
+    ValidationRecord,
+    best_validation,
+    monitor_of,
+    read_records,
+)
 from headrace.weights.named import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
 # Everything comes from a checkpoint. The dataset is not needed: its form was saved with the weights.
@@ -297,8 +307,27 @@ class RunResult:
 
     @property
     def verdict(self) -> str:
-        """What limited the run: computing, input, validation or saving."""
-        return self._end.verdict if self._end else ""
+        """Why the result is useless, if it is; and what limited the run: computing, input, validation or saving."""
+        end = self._end
+        return "\n".join(text for text in (end.model_verdict, end.verdict) if text) if end else ""
+
+    @property
+    def best(self) -> ValidationRecord | None:
+        """The best validation of the run, by the metric that it monitored; None without a validation."""
+        records = self.records
+        return best_validation(records, monitor_of(records))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What makes the result doubtful or useless: a loss that diverged, one answer for all, classes never found."""
+        summary = read_summary(self.directory)
+        if summary.is_trial:
+            return ()
+        missed = never_recognized(best_report(summary))
+        end = self._end
+        return tuple(
+            text for text in (end.model_verdict if end else "", f"never recognized: {missed}" if missed else "") if text
+        )
 
     @property
     def _end(self) -> RunEnd | None:
@@ -307,7 +336,8 @@ class RunResult:
     def _repr_html_(self) -> str:
         """Return the plot, and below it how the run ended and where its time went, for a notebook."""
         spent = ", ".join(f"{kind} {format_duration(value)}" for kind, value in self.seconds.items() if value >= 0.05)
-        lines = [repr(self).removeprefix("RunResult(").removesuffix(")"), self.reason, spent, self.verdict]
+        lines = [repr(self).removeprefix("RunResult(").removesuffix(")"), self.reason, spent]
+        lines += [*self.problems, self._end.verdict if self._end else ""]
         try:
             plot = draw_run(self.directory)
         except CheckpointError:  # nothing was recorded
@@ -320,7 +350,7 @@ def ended_result(directory: Path) -> RunResult:
     records = read_records(directory)
     end = next(record for record in reversed(records) if isinstance(record, RunEnd))
     stopped = end.outcome == "stopped"
-    change = "with another --target-accuracy or --early-stopping" if stopped else "--num-epochs N"
+    change = "with another --target-accuracy, --early-stopping or --monitor" if stopped else "--num-epochs N"
     return RunResult(
         outcome=end.outcome,
         directory=directory,

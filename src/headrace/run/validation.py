@@ -217,6 +217,7 @@ class Validated:
     problem: str = ""
     images: str = ""  # of image files: their path and how the splits were separated
     remarks: tuple[str, ...] = ()  # of weights from elsewhere: lines for the user
+    monitor: str = "top1"  # the metric by which the run compares its checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +283,7 @@ def validate(
                 report_file=report_file,
                 images=design.info.place,
                 remarks=found.remarks,
+                monitor=config.run.monitor,
             )
     if not num_good:
         raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")

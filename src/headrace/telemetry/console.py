@@ -18,6 +18,7 @@ from rich.text import Text
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.process import leave_closed_pipe, leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration, format_percent
+from headrace.rows.metrics import METRICS
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,
@@ -27,18 +28,19 @@ from headrace.telemetry.records import (
     Sink,
     TrainRecord,
     ValidationRecord,
+    validation_rank,
 )
 
 
 class LineFormatter:
     """Formats records as plain lines, for the console and log.txt.
 
-    It keeps the size of the run, its pace (for the ETA) and the best accuracy.
+    It keeps the size of the run, its pace (for the ETA) and the best validation.
     """
 
     def __init__(self, past: Iterable[Record] = ()) -> None:
         self.run: RunStart | None = None
-        self.best: float | None = None
+        self.best: tuple[float, ...] | None = None  # the rank of the best validation so far
         self._pace_from: TrainRecord | None = None
         for record in past:
             self.line(record)
@@ -54,9 +56,10 @@ class LineFormatter:
                 self._pace_from = self._pace_from or record
                 return self.train_line(record)
             case ValidationRecord():
-                is_best = record.top1 > (-1.0 if self.best is None else self.best)  # a NaN is never the best
-                self.best = record.top1 if is_best else self.best
-                return validation_line(record) + ("  best so far" if is_best else "")
+                rank = validation_rank(record, self.run.monitor if self.run else "top1")
+                is_best = rank is not None and (self.best is None or rank > self.best)
+                self.best = rank if is_best else self.best
+                return validation_line(record, self.run) + ("  best so far" if is_best else "")
             case CheckpointRecord():
                 return (
                     f"checkpoint  {record.name}  {format_bytes(record.num_bytes)}  ({format_duration(record.seconds)})"
@@ -64,7 +67,7 @@ class LineFormatter:
             case Note():
                 return f"warning: {record.text}" if record.level == "warning" else record.text
             case RunEnd():
-                return run_end_line(record)
+                return run_end_line(record, self.run)
             case _:
                 return record.to_json()
 
@@ -112,33 +115,45 @@ def run_start_line(run: RunStart) -> str:
     return f"{verb}  {run.model} on {run.dataset}{size}: {epochs}, {run.global_batch_size} images each{where}"
 
 
-def validation_line(record: ValidationRecord) -> str:
+def validation_line(record: ValidationRecord, run: RunStart | None = None) -> str:
+    """Return the line of a validation; `run` says which metrics of classes it shows."""
     parts = ["validation" if record.weights == "raw" else f"validation ({record.weights})"]
     parts += [f"epoch {record.epoch:.2f}", f"top-1 {format_percent(record.top1)}"]
     if record.top5 is not None:
         parts.append(f"top-5 {format_percent(record.top5)}")
     seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
+    shown = run.class_metrics if run else ()
+    parts += [f"{row.title} {row.text(value)}" for row in shown if (value := record.metric(row.name)) is not None]
     parts += [f"loss {record.loss:.4f}", *_metric_parts(record), f"({record.num_samples:,} images, {seconds} s)"]
     return "  ".join(parts)
 
 
 def _metric_parts(record: TrainRecord | ValidationRecord) -> list[str]:
-    return [f"{name} {value:.4g}" for name, value in record.metrics.items()]
+    return [f"{name} {value:.4g}" for name, value in record.metrics.items() if name not in METRICS]
 
 
-def run_end_line(end: RunEnd) -> str:
-    """Return the last lines of a run: its result, how long it took, what limited it."""
+def best_text(best: Mapping[str, float | None], run: RunStart | None) -> str:
+    """Return the metrics of a run's best validation: the monitored one, top-1, and those of uneven classes."""
+    first = METRICS[run.monitor if run and run.monitor in METRICS else "top1"]
+    rows = dict.fromkeys((first, METRICS["top1"], *(run.class_metrics if run else ())))
+    texts = [f"{row.title} {row.text(value)}" for row in rows if (value := best.get(row.name)) is not None]
+    return f"best {', '.join(texts)}" if texts else ""
+
+
+def run_end_line(end: RunEnd, run: RunStart | None = None) -> str:
+    """Return the last lines of a run: its result, how long it took, what its result and its time suffered from."""
     parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
     why = f"\n{end.reason}" if end.reason else ""
     if end.best_top1 is not None:
-        parts.append(f"best top-1 {format_percent(end.best_top1)}")
+        parts.append(best_text(end.best or {"top1": end.best_top1}, run))
     if end.outcome != "compiled":  # nothing was trained
         parts.append(f"time to train {format_duration(end.time_to_train)}")
     if end.time_to_target is not None:
         parts.append(f"time to target {format_duration(end.time_to_target)}")
     if end.images_per_second is not None:
         parts.append(f"{end.images_per_second:,.0f} img/s")
-    return "  ".join(parts) + why + (f"\n{end.verdict}" if end.verdict else "")
+    verdicts = [verdict for verdict in (end.model_verdict, end.verdict) if verdict]
+    return "\n".join(["  ".join(parts) + why, *verdicts])
 
 
 def duration(seconds: float) -> str:
@@ -175,7 +190,7 @@ def _fitted(parts: list[str], width: int, optional: tuple[str, ...]) -> str:
 
 # Parts of a line that a narrow terminal can do without, the most dispensable first.
 _TRAIN_OPTIONAL = ("lr ", "step ", "ETA ", "skipped ", "img/s", "top-1 ")
-_VALIDATION_OPTIONAL = ("(", "loss ", "top-5 ", "best so far")
+_VALIDATION_OPTIONAL = ("(", "loss ", "top-5 ", "macro F1 ", "best so far")
 
 
 def laid_out(line: str, record: Record, width: int) -> str:

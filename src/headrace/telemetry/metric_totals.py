@@ -284,10 +284,16 @@ class Throughput:
         return self.longest / self.steps if self.steps else None
 
 
-def first_at_target(records: Iterable[Record], target_accuracy: float) -> ValidationRecord | None:
+def first_at_target(
+    records: Iterable[Record], target_accuracy: float, monitor: str = "top1"
+) -> ValidationRecord | None:
     """Return the first validation that reached the target; its `elapsed_seconds` is the time to the target."""
-    validations = (record for record in records if isinstance(record, ValidationRecord))
-    return next((record for record in validations if record.top1 >= target_accuracy), None)
+    for record in records:
+        if isinstance(record, ValidationRecord):
+            value = record.metric(monitor)
+            if value is not None and value >= target_accuracy:
+                return record
+    return None
 
 
 # The metrics of calls: read while the next call runs, added up, and stopped at where they are not finite.

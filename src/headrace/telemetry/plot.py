@@ -17,6 +17,8 @@ from headrace.telemetry.records import (
     RunStart,
     TrainRecord,
     ValidationRecord,
+    best_validation,
+    monitor_of,
     read_records,
 )
 
@@ -86,7 +88,7 @@ def draw_run(run_dir: Path | str) -> str:
             remedy="Draw the run after its first training record.",
         )
     last_epoch = max(x for line in (*left, *right) for x, _ in line.points)
-    best = best_validation(records)
+    best = best_validation(records, monitor_of(records))
     title, subtitle = headline(records, best)
     columns = [_epoch_axis(last_epoch, 64, 430), _epoch_axis(last_epoch, 506, 872)]
     losses, accuracies = loss_axis(_finite(left)), accuracy_axis(_finite(right))
@@ -114,13 +116,6 @@ def _lines(records: Sequence[Record], train_field: str, validation_field: str, s
         if points:
             lines.append(Line(label=label, points=points, color=color, dots=len(points) <= _MOST_DOTS))
     return lines
-
-
-def best_validation(records: Iterable[Record]) -> ValidationRecord | None:
-    """Return the validation with the highest accuracy; of equal ones the earliest, and raw before ema."""
-    known = {weights for weights, _, _ in _VALIDATIONS}
-    scored = [r for r in records if isinstance(r, ValidationRecord) and math.isfinite(r.top1) and r.weights in known]
-    return max(scored, key=lambda r: (r.top1, -r.step, r.weights == "raw"), default=None)
 
 
 def _finite(lines: Iterable[Line]) -> list[float]:
@@ -225,10 +220,11 @@ def _upright(ticks: tuple[float, ...], is_log: bool = False) -> Axis:
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return powers of ten around a range, with 2 and 5 times them when there would be few."""
+    """Return powers of ten around a range, with 2 and 5 times them when there would be few, and at most ten."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 2 else (1,)
-    ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+    every = max(1, math.ceil((last - first) / 8))
+    ticks = [factor * 10.0**power for power in range(first, last + every, every) for factor in factors]
     below = max((tick for tick in ticks if tick <= low), default=ticks[0])
     above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
     return tuple(tick for tick in ticks if below <= tick <= above)

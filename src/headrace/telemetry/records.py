@@ -4,7 +4,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
@@ -16,6 +16,8 @@ import numpy as np
 from headrace.core.errors import CheckpointError
 from headrace.core.files import parse_json, sync_directory, write_atomic
 from headrace.engine.objective import metric_sums
+from headrace.rows.metrics import METRICS, OF_CLASSES, UNEVEN
+from headrace.rows.row import MetricRow
 
 # Records of a run as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
 #
@@ -81,6 +83,19 @@ class RunStart(Record):
     num_parameters: int | None = None
     seed: int = 0
     target_accuracy: float | None = None
+    monitor: str = "top1"  # the metric by which validations are compared
+    # The dataset, to tell whether runs have the same: images, classes, and a digest of labels and names of classes.
+    num_train: int | None = None
+    num_validation: int | None = None
+    num_classes: int | None = None
+    dataset_digest: str = ""
+    class_ratio: float | None = None  # training images of the largest class by those of the smallest
+
+    @property
+    def class_metrics(self) -> tuple[MetricRow, ...]:
+        """The metrics that are shown beside top-1: those of classes where these are uneven, and the one monitored."""
+        uneven = (self.class_ratio or 1.0) >= UNEVEN
+        return tuple(row for row in OF_CLASSES if uneven or row.name == self.monitor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +128,7 @@ class ValidationRecord(Record):
     loss: float
     top1: float
     top5: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # custom ones
+    metrics: dict[str, float] = field(default_factory=dict)  # those of classes, and custom ones
     num_samples: int
     seconds: float
     images_per_second: float | None = None
@@ -124,6 +139,47 @@ class ValidationRecord(Record):
     def weights_text(self) -> str:
         """What follows a number to say that it is not that of the raw weights."""
         return "" if self.weights == "raw" else f", {self.weights} weights"
+
+    def metric(self, name: str) -> float | None:
+        """Return the value of a metric, None where there is none: records of earlier versions have fewer."""
+        return getattr(self, name) if METRICS[name].has_field else self.metrics.get(name)
+
+
+def validation_rank(record: ValidationRecord, monitor: str) -> tuple[float, float, int, bool] | None:
+    """Return what validations are compared by, more is better; None without a number, which is never the best.
+
+    The metric; of equal ones the lower loss, then the earlier, then raw weights.
+    """
+    value = record.metric(monitor)
+    if value is None or not math.isfinite(value):
+        return None
+    loss = -record.loss if math.isfinite(record.loss) else -math.inf
+    return METRICS[monitor].merit(value), loss, -record.step, record.weights == "raw"
+
+
+def report_rank(report: Mapping[str, Any], monitor: str) -> tuple[float, float] | None:
+    """Return what validation reports are compared by, as `validation_rank`; None without a number."""
+    value, loss = report.get(monitor), report.get("loss")
+    if value is None or not math.isfinite(value):
+        return None
+    return METRICS[monitor].merit(value), -loss if loss is not None and math.isfinite(loss) else -math.inf
+
+
+def best_validation(records: Iterable[Record], monitor: str = "top1") -> ValidationRecord | None:
+    """Return the best validation of raw or averaged weights."""
+    ranked = [
+        (rank, record)
+        for record in records
+        if isinstance(record, ValidationRecord) and record.weights in ("raw", "ema")
+        if (rank := validation_rank(record, monitor)) is not None
+    ]
+    return max(ranked, key=lambda each: each[0])[1] if ranked else None
+
+
+def monitor_of(records: Iterable[Record]) -> str:
+    """Return the metric by which a run compares its validations."""
+    starts = [record.monitor for record in records if isinstance(record, RunStart) and record.monitor in METRICS]
+    return starts[-1] if starts else "top1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +224,8 @@ class RunEnd(Record):
     time_to_target: float | None = None
     epoch_at_target: float | None = None
     images_per_second: float | None = None
-    best_top1: float | None = None
+    best_top1: float | None = None  # of the best validation
+    best: dict[str, float] = field(default_factory=dict)  # all metrics of the best validation
     best_checkpoint: str | None = None
     skipped_steps: int = 0
     wall_seconds: float | None = None
@@ -176,6 +233,7 @@ class RunEnd(Record):
     start: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     verdict: str = ""
+    model_verdict: str = ""  # why the result is useless: a loss that diverged, one answer for all images
 
 
 KINDS: Mapping[str, type[Record]] = {
@@ -360,16 +418,14 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
         raise ValueError(f"confusion matrix {confusion.shape} for {len(class_names)} classes")
     if confusion.sum() != count:
         raise ValueError(f"the confusion matrix holds {confusion.sum()} samples, the sums {count}")
+    exact = {**sums, "confusion": confusion, "count": count, "top1": correct}
     classes = [_class_row(name, confusion, k) for k, name in enumerate(class_names)]
-    recalls = [row["recall"] for row in classes if row["recall"] is not None]
     custom = {name: float(total) / count for name, total in metric_sums(sums).items() if count}
     return {
         "num_samples": count,
-        "top1": correct / count if count else None,
-        "top5": float(sums["top5"]) / count if count and len(confusion) > 5 else None,  # else it is always 1
-        "loss": float(sums["loss"]) / count if count else None,
+        **{row.name: row.value(exact) for row in METRICS.values() if row.has_field},
         **({"metrics": custom} if custom else {}),
-        "balanced_accuracy": sum(recalls) / len(recalls) if recalls else None,
+        **{row.name: row.value(exact) for row in OF_CLASSES},
         "classes_without_samples": [row["name"] for row in classes if not row["num_samples"]],
         "classes": classes,
         "most_confused": _most_confused(confusion, class_names),

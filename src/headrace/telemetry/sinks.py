@@ -11,9 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headrace.rows.metrics import OF_CLASSES
 from headrace.telemetry.console import LineFormatter
 from headrace.telemetry.records import (
     LOG_FILE,
@@ -36,6 +38,12 @@ TRAINING_COLUMNS = (
     "img_per_sec", "total_time", "top5_batch", "grad_norm", "loss_scale", "skipped_steps", "infeed_wait",
 )  # fmt: skip
 
+
+def _percent_of(name: str, record: ValidationRecord) -> float | None:
+    value = record.metric(name)
+    return None if value is None else 100 * value
+
+
 VALIDATION_COLUMNS: Mapping[str, Callable[[ValidationRecord], Any]] = {
     "name": lambda r: r.checkpoint,
     "iteration": lambda r: r.step,
@@ -47,7 +55,7 @@ VALIDATION_COLUMNS: Mapping[str, Callable[[ValidationRecord], Any]] = {
     "weights": lambda r: r.weights,
     "loss": lambda r: r.loss,
     "top5": lambda r: None if r.top5 is None else 100 * r.top5,
-}
+} | {row.column: partial(_percent_of, row.name) for row in OF_CLASSES}
 
 
 @dataclass

@@ -137,7 +137,8 @@ class TrackerSink(Sink):
             tracker.scalars(record.step, _numbers(record, "checkpoint"))
         elif isinstance(record, RunEnd):
             ended = {f"seconds/{name}": value for name, value in record.seconds.items()}
-            ended |= {"outcome": record.outcome, "verdict": record.verdict}
+            ended |= {f"best/{name}": value for name, value in record.best.items()}
+            ended |= {"outcome": record.outcome, "verdict": record.verdict, "model_verdict": record.model_verdict}
             tracker.summary(ended | _numbers(record, "run"))
 
 

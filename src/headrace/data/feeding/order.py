@@ -15,7 +15,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.process import num_processors, transferring
 from headrace.core.rng import bits, name_id
 from headrace.core.tree import PyTree
-from headrace.core.units import format_bytes, parse_bytes
+from headrace.core.units import format_bytes, format_percent, parse_bytes
 from headrace.data.augmentation.augment import Preprocess, mix_images, mix_labels, preprocess, shrink
 from headrace.data.augmentation.crop_resize import crop_resize
 from headrace.data.dataset import DataInfo
@@ -29,6 +29,7 @@ from headrace.data.sets.samples import (
     synthetic_images,
     synthetic_labels,
 )
+from headrace.rows.metrics import UNEVEN, class_ratio
 
 # The order of samples is a pure function of (seed, epoch) in whole numbers, so that threads, replicas, resuming and
 # library versions never change which image a step sees.
@@ -148,6 +149,24 @@ def class_weights(given: Sequence[Any], labels: np.ndarray, num_classes: int) ->
     counts = np.bincount(labels, minlength=num_classes)
     balanced = len(labels) / (num_classes * np.maximum(counts, 1)) * (counts > 0)
     return tuple(balanced.tolist())
+
+
+EVEN_OUT = ("--class-weights balanced", "--balanced-sampling")
+
+
+def describe_uneven(names: Sequence[str], counts: Sequence[int], remedies: Sequence[str]) -> tuple[str, ...]:
+    """Say that the training images are unevenly spread over the classes, and which options even that out."""
+    ratio = class_ratio(counts)
+    if ratio is None or ratio < UNEVEN:
+        return ()
+    some = [(count, name) for count, name in zip(counts, names, strict=True) if count]
+    (most, largest), (least, smallest) = max(some, key=lambda each: each[0]), min(some, key=lambda each: each[0])
+    advice = f"; {' or '.join(remedies)} evens them out" if remedies else ""
+    return (
+        f"The classes are uneven: {largest} has {most:,} training images, {smallest} {least:,}. Answering {largest} "
+        f"alone is right for {format_percent(most / sum(counts))} of them, so look at balanced accuracy and macro F1 "
+        f"rather than at top-1{advice}.",
+    )
 
 
 def balanced_order(labels: np.ndarray) -> Order:

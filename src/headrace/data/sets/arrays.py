@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.dataset import DataInfo, DataSet, with_pixel_options
+from headrace.data.dataset import DataInfo, DataSet, counts_of, with_pixel_options
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import NO_REGRESSION
 from headrace.data.sets.samples import ArraySource, Source
@@ -113,6 +113,7 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
         channel_mean=mean or (0.0,) * spec.image_hwc[2],
         channel_std=std or (1.0,) * spec.image_hwc[2],
         image_dtype=dtype,
+        train_counts=() if train is None else counts_of(train.labels, spec.num_classes),
     )
     none = ArraySource(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
     info = with_pixel_options(info, data) if dtype == "uint8" else info

@@ -35,7 +35,8 @@
     low *= panel.scale; high *= panel.scale;
     if (panel.axis === "log" && low > 0 && high / low > 50) {
       const found = [], first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
-      for (let power = first; power <= last; power++) for (const factor of last - first <= 2 ? [1, 2, 5] : [1]) found.push(Number((factor * Math.pow(10, power)).toPrecision(12)));
+      const every = Math.max(1, Math.ceil((last - first) / 8));  // of a loss that diverged, not every power of ten has room
+      for (let power = first; power < last + every; power += every) for (const factor of last - first <= 2 ? [1, 2, 5] : [1]) found.push(Number((factor * Math.pow(10, power)).toPrecision(12)));
       const kept = found.filter(function (tick, k) { return (found[k + 1] === undefined || found[k + 1] > low) && (found[k - 1] === undefined || found[k - 1] < high); });
       return { ticks: kept, log: true };
     }
