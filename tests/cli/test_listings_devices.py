@@ -32,7 +32,7 @@ def test_the_devices_here(capsys):
     [
         ("gpu", "9.0", "in hardware"),
         ("gpu", "8.0", "in hardware"),
-        ("gpu", "7.5", "emulated: use --half-type float16"),
+        ("gpu", "7.5", "emulated: use --precision 16.32 --half-type float16 --loss-scaling dynamic"),
         ("gpu", "gfx90a", ""),
         ("gpu", "", ""),
         ("tpu", "", "in hardware"),

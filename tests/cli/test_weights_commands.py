@@ -51,6 +51,7 @@ def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, images, ca
     captured = capsys.readouterr()
     rows = json.loads(captured.out)
     assert len(rows) == 360
+    assert [row["true_class"] for row in rows] == [Path(row["file"]).parent.name for row in rows]
     right = [row["predictions"][0]["label"] == int(Path(row["file"]).parent.name) for row in rows]
     assert main(["validate", str(run), "--best", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -68,6 +69,10 @@ def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, images, ca
     assert not any(" 0.00 %" in line for line in lines)
     assert main(["predict", str(run), "--top-k", "1", str(images)]) == 0, "an option before the images"
     assert capsys.readouterr().out.splitlines()[360] == accuracy
+    assert main(["predict", str(run), str(images / "7"), "--format", "csv", "--top-k", "1"]) == 0
+    table = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert table[0] == ["file", "class_1", "probability_1", "problem", "true_class"]
+    assert {row[4] for row in table[1:]} == {"7"}
     unnamed = next(images.rglob("*.png")).rename(images / "one.png")
     assert main(["predict", str(run), str(unnamed)]) == 0
     assert "accuracy" not in capsys.readouterr().out

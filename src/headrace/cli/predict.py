@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     start_devices(args.platform, 1)
     most = min(args.top_k, len(model.class_names))
     found = list(predict(model, files, most, args.batch_size, keep_shares=bool(labels)))
-    text = _FORMATS[form](found, model.class_names)
+    text = _FORMATS[form](found, model.class_names, [model.class_names[label] for label in labels])
     if args.output is None:
         print(text, end="")
     else:
@@ -90,7 +90,8 @@ def main(argv: list[str]) -> int:
     return SOME_UNREADABLE if bad else 0
 
 
-def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+def _table(found: "Sequence[Prediction]", names: Sequence[str], truth: Sequence[str]) -> str:
+    del truth  # the accuracy is printed below
     texts = []
     for prediction in found:
         kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]
@@ -126,28 +127,29 @@ def _evaluate(
     return lines
 
 
-def _csv(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+def _csv(found: "Sequence[Prediction]", names: Sequence[str], truth: Sequence[str]) -> str:
     count = max((len(prediction.best) for prediction in found), default=0)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = [f"{word}_{place}" for place in range(1, count + 1) for word in ("class", "probability")]
-    writer.writerow(["file", *columns, "problem"])
-    for prediction in found:
+    writer.writerow(["file", *columns, "problem", *(["true_class"] if truth else [])])
+    for prediction, *true_class in zip(found, truth, strict=True) if truth else zip(found, strict=True):
         cells = [cell for number, share in prediction.best for cell in (names[number], f"{share:.6f}")]
-        writer.writerow([prediction.file, *cells, *[""] * (2 * count - len(cells)), prediction.problem])
+        writer.writerow([prediction.file, *cells, *[""] * (2 * count - len(cells)), prediction.problem, *true_class])
     return text.getvalue()
 
 
-def _json(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+def _json(found: "Sequence[Prediction]", names: Sequence[str], truth: Sequence[str]) -> str:
     rows = [
         {
             "file": str(prediction.file),
             "predictions": [
-                {"class": names[number], "label": number, "probability": share} for number, share in prediction.best
+                {"class": names[label], "label": label, "probability": share} for label, share in prediction.best
             ],
         }
         | ({"problem": prediction.problem} if prediction.problem else {})
-        for prediction in found
+        | ({"true_class": truth[number]} if truth else {})
+        for number, prediction in enumerate(found)
     ]
     return json.dumps(rows, indent=1) + "\n"
 

@@ -298,7 +298,11 @@ def _bfloat16(name: str, capability: str) -> str:
         return "in hardware"
     if _version(capability) is None:
         return ""
-    return "in hardware" if has_bfloat16(capability) else "emulated: use --half-type float16"
+    return (
+        "in hardware"
+        if has_bfloat16(capability)
+        else "emulated: use --precision 16.32 --half-type float16 --loss-scaling dynamic"
+    )
 
 
 def _notes(default: str) -> list[str]:
