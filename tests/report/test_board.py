@@ -96,6 +96,12 @@ def test_accuracies_are_sorted_by_what_they_are_at_least(tmp_path, serve):
     assert rows["tiny"][0]["sort"] < rows["large"][0]["sort"]
 
 
+def test_a_useless_run_is_marked(tmp_path, serve):
+    make(tmp_path / "bad", [start(), validated(1, 0.9), end(model_verdict="constant: a is the answer to all images")])
+    (row,) = answer(serve(tmp_path), "/api/runs")["runs"]
+    assert row["cells"][-1] == {"text": "finished, constant", "state": "finished"}
+
+
 @pytest.mark.parametrize("name", ["good", "deep/nan", "empty"])
 def test_every_run_has_its_page(place, serve, name):
     status, page = serve(place)(f"/run?id={quote(name)}")

@@ -108,7 +108,7 @@ def _columns(runs: list["RunSummary"], place: Path) -> list[Column]:
         Column(title="img/s", cells=[rate(run) for run in runs], right=True, spare=3),
         Column(title="dataset", cells=[run.dataset or "-" for run in runs], spare=5),
         Column(title="written", cells=[run.written for run in runs], spare=4),
-        Column(title="state", cells=[", ".join(filter(None, (run.state, run.problem_word))) for run in runs]),
+        Column(title="state", cells=[run.state_text for run in runs]),
     ]
 
 

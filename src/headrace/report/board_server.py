@@ -254,7 +254,7 @@ def _cells(run: RunSummary) -> list[dict[str, Any]]:
         {"text": start.model if start else ""},
         {"text": run.dataset},
         _cell(run.written, run.modified),
-        {"text": run.state, "state": True},
+        {"text": run.state_text, "state": run.state},
     ]
 
 

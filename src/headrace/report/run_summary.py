@@ -74,6 +74,11 @@ class RunSummary:
         return self.end.model_verdict.partition(":")[0] if self.end else ""
 
     @property
+    def state_text(self) -> str:
+        """The state, and the word for a useless result, for a table."""
+        return ", ".join(word for word in (self.state, self.problem_word) if word)
+
+    @property
     def accuracy_bound(self) -> float | None:
         """What the best top-1 is at least, at 97.5 %: the lower end of Wilson's interval. None of a trial.
 

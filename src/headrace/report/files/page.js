@@ -222,7 +222,7 @@
       first.append(tick); name.append(link); row.append(first, name);
       for (const cell of run.cells) {
         const place = make("td", cell.sort === undefined ? {} : { class: "number", "data-sort": String(cell.sort) }, cell.sort === undefined && cell.state ? undefined : cell.text);
-        if (cell.state) place.append(make("span", { class: "state " + cell.text.replace(/ /g, "-") }, cell.text));
+        if (cell.state) place.append(make("span", { class: "state " + cell.state.replace(/ /g, "-") }, cell.text));
         row.append(place);
       }
       row.dataset.text = row.textContent.toLowerCase();
