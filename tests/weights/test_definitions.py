@@ -318,3 +318,19 @@ def test_names_of_keras_say_that_it_is_keras():
         shapes = {pair.theirs: pair.dim_order.write(np.asarray(ours[name])).shape for name, pair in pairs.items()}
         assert len(shapes) == len(ours)
         assert found_for(model, shapes) == ({"model_dialect": says} if says else {})
+
+
+def test_a_network_whose_head_is_not_in_the_file_says_so(folder, weights, photos, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    headless = {name: array for name, array in weights.items() if not name.startswith("fc.")}
+    Path("headless.pth").write_bytes(write_torch_file(headless))
+    told = "warning: 2 tensors of the network are not in {}, and are as before any training: predictions/bias, predict"
+    model = Model("resnet10", weights="headless.pth", input_shape=(SIZE, SIZE, 3), num_classes=3)
+    assert "warning" not in capsys.readouterr().err, "a fit is about to train it"
+    model.logits(photos[2])
+    model.logits(photos[2])
+    assert capsys.readouterr().err.count(told.format("headless.pth")) == 1
+    assert main(["convert", "headless.pth", "--model", "resnet10", "--out", "h"]) == 0
+    assert told.format("headless.pth") in capsys.readouterr().err
+    Model("resnet10", weights="plain.pth", input_shape=(SIZE, SIZE, 3), num_classes=5).logits(photos[2])
+    assert told.format("plain.pth") in capsys.readouterr().err

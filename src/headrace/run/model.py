@@ -10,7 +10,7 @@ checkpoints and reports, and an interrupted one is resumed with `fit(..., resume
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -568,9 +568,8 @@ class Model:
         if self._code_network is not None:
             return resolved
         settled = with_definition(resolved)
-        if aloud and settled.config.logging.progress != "none":
-            for line in definition_remarks(resolved, settled):
-                print(line, file=sys.stderr)
+        if aloud:
+            _say(definition_remarks(resolved, settled), settled.config)
         return settled
 
     def _image_options(self, given: GivenData) -> dict[str, Any]:
@@ -633,6 +632,7 @@ class Model:
             asked = self._options | (dict(shape) if self._fixed_shape else {})
             named = load_named(self._weights_from, asked, self._spec.num_classes)
             model, loaded, known = named.model, named.loaded, self._spec.class_names
+            _say((line for line in named.remarks if line.startswith("warning")), self.config)
             self._network, form = model.network, model.preprocess
             self._spec = ImageSpec(
                 image_hwc=model.network.input_hwc,
@@ -689,6 +689,13 @@ class Model:
         if self._trained is None:
             raise ConfigError(f"There is nothing to {verb} yet.", remedy="Call fit or load first.")
         return self._trained
+
+
+def _say(lines: Iterable[str], config: Config) -> None:
+    """Print what follows from the weights, which a run prints among its notes."""
+    if config.logging.progress != "none":
+        for line in lines:
+            print(line, file=sys.stderr)
 
 
 def _devices(design: Design) -> list[Any]:

@@ -18,6 +18,7 @@ from headrace.config.section_model import find_variant
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text
+from headrace.core.units import format_list
 from headrace.data.sets.catalog import numbered_classes, usual_statistics
 from headrace.model.families import build_network
 from headrace.model.network import Network
@@ -30,6 +31,7 @@ from headrace.weights.convert import LoadedWeights, flat_weights, load_into
 from headrace.weights.named import WeightFacts, facts_of, find_file, is_path
 from headrace.weights.weight_file import ForeignWeights, read_file
 
+_LISTED = 4  # names of tensors in a message
 _NOTHING_KNOWN = WeightFacts(network={})
 
 
@@ -105,7 +107,18 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
         resolved=settled,
         loaded=replace(loaded, source=name),
         form=form,
-        remarks=definition_remarks(resolved, settled),
+        remarks=(*definition_remarks(resolved, settled), *_drawn(loaded, name)),
+    )
+
+
+def _drawn(loaded: LoadedWeights, name: str) -> tuple[str, ...]:
+    """Return a warning where a part of the network, such as its head, has no weights of the file."""
+    names = [tensor.name.partition("/")[2] for tensor in loaded.not_loaded]
+    if not names:
+        return ()
+    listed = format_list(names, _LISTED)
+    return (
+        f"warning: {len(names)} tensors of the network are not in {name}, and are as before any training: {listed}",
     )
 
 
