@@ -44,10 +44,20 @@ def test_one_answer_for_all_images_is_named_with_its_share():
     even = model_verdict(None, report([[0, 0, 5], [0, 0, 5], [0, 0, 5]]))
     assert "33.33 %" in even
     assert "--class-weights" not in even, "even classes need no evening out"
+    evened_out = model_verdict(None, report([[10, 0], [1, 0]]), evened_out=True)
+    assert evened_out.startswith("constant: ")
+    assert "--class-weights" not in evened_out, "the run had one of these"
     assert model_verdict(None, report([[10, 0], [0, 1]])) == ""
     assert model_verdict(None, report([[10, 0], [0, 0]])) == "", "the images are of one class"
     bad = Losses(first=1.0, last=math.nan, chance=0.7)
     assert model_verdict(bad, report([[10, 0], [1, 0]])).startswith("diverged"), "what explains the other"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+def test_a_validation_loss_that_is_not_finite_has_diverged(loss):
+    """Weights may become useless after the last training record; a report in a file has null there."""
+    losses = Losses(first=1.0, last=1.0, chance=0.7)
+    assert model_verdict(losses, report([[10, 0], [1, 0]]) | {"loss": loss}).startswith("diverged: the validation loss")
 
 
 def test_classes_that_are_never_recognized_are_named_and_bounded():

@@ -420,7 +420,8 @@ class RunRecorder:
         chance = math.log(num_classes) if plain and num_classes > 1 else None
         losses = Losses(first=self._losses[0], last=self._losses[1], chance=chance) if self._losses else None
         report = read_mapping(self._report_file(best.step)).get(best.weights) if best else None
-        return model_verdict(losses, report)
+        evened_out = config.data.balanced_sampling or bool(learning.class_weights)
+        return model_verdict(losses, report, evened_out=evened_out)
 
     def save(self, state: State, step: int) -> None:
         """Give a state to the thread that writes checkpoints."""

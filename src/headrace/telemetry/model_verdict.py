@@ -11,6 +11,7 @@ from headrace.rows.metrics import UNEVEN, class_ratio
 # Of the loss of answering by chance. A bad start may reach a few times as much; a run that diverged, any number.
 _FAR = 5.0
 MOST_NAMED = 5  # classes in a sentence
+_SLOWER = "lower the learning rate (--lr, or headrace lr-find), or clip gradients (--gradient-clipping)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,26 +26,35 @@ class Losses:
     chance: float | None
 
 
-def model_verdict(losses: Losses | None, report: Mapping[str, Any] | None) -> str:
-    """Return why a run's result is useless, or nothing; `report` is that of its best validation."""
-    # One of the two: a network that diverged often answers one class as well.
+def model_verdict(losses: Losses | None, report: Mapping[str, Any] | None, *, evened_out: bool = False) -> str:
+    """Return why a run's result is useless, or nothing; `report` is that of its best validation.
+
+    `evened_out`: the run has an option that evens out its classes.
+    """
+    # One of them: a network that diverged often answers one class as well.
     diverged = _diverged(losses) if losses else ""
-    return diverged or (_constant(report) if report else "")
+    return diverged or (_not_finite(report) or _constant(report, evened_out=evened_out) if report else "")
+
+
+def _not_finite(report: Mapping[str, Any]) -> str:
+    loss = report.get("loss")  # null in a file where it is not finite
+    if not report["num_samples"] or (loss is not None and math.isfinite(loss)):
+        return ""
+    return f"diverged: the validation loss is not finite; {_SLOWER}"
 
 
 def _diverged(losses: Losses) -> str:
-    remedy = "lower the learning rate (--lr, or headrace lr-find), or clip gradients (--gradient-clipping)"
     if not math.isfinite(losses.last):
-        return f"diverged: the training loss is {losses.last} at the end; {remedy}"
+        return f"diverged: the training loss is {losses.last} at the end; {_SLOWER}"
     if losses.chance is not None and losses.last > _FAR * losses.chance:
         chance = f"answering by chance has {losses.chance:.2f}"
-        return f"diverged: the training loss is {losses.last:.4g} at the end, {chance}; {remedy}"
+        return f"diverged: the training loss is {losses.last:.4g} at the end, {chance}; {_SLOWER}"
     if losses.chance is None and 0 < _FAR * losses.first < losses.last:
-        return f"diverged: the training loss was {losses.first:.4g} and is {losses.last:.4g} at the end; {remedy}"
+        return f"diverged: the training loss was {losses.first:.4g} and is {losses.last:.4g} at the end; {_SLOWER}"
     return ""
 
 
-def _constant(report: Mapping[str, Any]) -> str:
+def _constant(report: Mapping[str, Any], *, evened_out: bool) -> str:
     classes: Sequence[Mapping[str, Any]] = report["classes"]
     answered = [row for row in classes if row["num_predicted"]]
     with_images = [row for row in classes if row["num_samples"]]
@@ -52,7 +62,8 @@ def _constant(report: Mapping[str, Any]) -> str:
         return ""
     count, name, share = report["num_samples"], answered[0]["name"], answered[0]["num_samples"] / report["num_samples"]
     is_uneven = (class_ratio([row["num_samples"] for row in with_images]) or 1.0) >= UNEVEN
-    even = "even out the classes (--class-weights balanced or --balanced-sampling), " if is_uneven else ""
+    wanted = is_uneven and not evened_out
+    even = "even out the classes (--class-weights balanced or --balanced-sampling), " if wanted else ""
     return (
         f"constant: {name} is the answer to all {count:,} validation images, so that top-1 is the share of its images, "
         f"{format_percent(share)}; {even}train longer, or try another learning rate (headrace lr-find)"
