@@ -1,8 +1,9 @@
 """Fuzz the C code under AddressSanitizer and UndefinedBehaviorSanitizer: `python -m tests.fuzz.native SECONDS [SEED]`.
 
 The sources are compiled into a library of their own. The Python that loads it is started with the sanitizer's library
-and with plain malloc, so that also buffers made by Python and NumPy have guarded ends. It ends at the first finding;
-the file that it was decoding is kept in `corpus`. Inside the one working buffer of the decoder there are no guards.
+and with plain malloc, so that also buffers made by Python and NumPy have guarded ends; the decoder guards the gaps
+inside its working buffer itself. What it takes is compared with libjpeg-turbo. It ends at the first finding; the file
+that it was decoding is kept in `corpus`.
 """
 
 import hashlib
@@ -17,12 +18,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.jpeg import JpegDecoder, ThreadMemory
 from headrace.data.decoding.resize import View
 from tests.fuzz.harness import CORPUS, mutate
+from tests.fuzz.structure import jpeg
 
 NATIVE = Path(__file__).parents[2] / "src" / "headrace" / "native"
 FLAGS = ("-O1", "-g", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-fno-omit-frame-pointer")
@@ -54,14 +57,29 @@ class ExactMemory(ThreadMemory):
         self.room_at = self.room.ctypes.data
 
 
-def decode_for(seconds: float, seed: int, library: str, case: Path) -> None:
-    """Decode damaged images; each is first written to the file `case`, where a crash leaves it."""
+def whole_is_right(decoder: JpegDecoder, data: bytes, shape: tuple[int, int, int]) -> bool:
+    """Decode the whole image; say whether that was possible. AssertionError: other pixels than libjpeg-turbo."""
+    out = np.empty(shape, np.uint8)
+    if not decoder.decode_into(data, View((0, 0, *shape[:2]), shape[:2]), out):
+        return False
+    try:
+        kind = "RGB" if shape[2] == 3 else "GRAY"
+        wanted = simplejpeg.decode_jpeg(data, kind, fastdct=True, fastupsample=True)
+    except ValueError:  # libjpeg is stricter
+        return True
+    assert np.array_equal(out, wanted.reshape(shape)), "other pixels than those of libjpeg-turbo"
+    return True
+
+
+def decode_for(seconds: float, cases: int, seed: int, library: str, case: Path) -> None:
+    """Decode damaged images for a time, or so many of them; a crash leaves the image in the file `case`."""
     rng, decoder, good = random.Random(seed), JpegDecoder(Path(library)), good_images()
     decoder.memory = ExactMemory(decoder.library.hr_tables_size())
     counts = {True: 0, False: 0}
     ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        data = mutate(rng.choice(good), rng)
+    while time.monotonic() < ends and (not cases or sum(counts.values()) < cases):
+        data = rng.choice(good)
+        data = mutate(data, rng) if rng.random() < 0.3 else jpeg(data, rng)
         case.write_bytes(data)
         try:
             header = decoder.header(data)
@@ -70,26 +88,31 @@ def decode_for(seconds: float, seed: int, library: str, case: Path) -> None:
         if header is None:
             counts[False] += 1
             continue
-        height, width = min(header.height, 3000), min(header.width, 3000)
-        top, left = rng.randrange(height), rng.randrange(width)
-        crop = (top, left, rng.randint(1, height - top), rng.randint(1, width - left))
-        size = rng.choice((1, 7, 32))
         decoder.memory.grow(0)
-        out = np.empty((size, size, rng.choice((1, 3))), np.uint8)
-        counts[decoder.decode_into(data, View(crop, (size, size)), out, rng.choice((1, 2, 4, 8)))] += 1
+        channels = rng.choice((1, 3))
+        if rng.random() < 0.3 and header.orientation == 1 and header.height * header.width < 100_000:
+            decoded = whole_is_right(decoder, data, (header.height, header.width, channels))
+        else:
+            height, width = min(header.height, 3000), min(header.width, 3000)
+            top, left = rng.randrange(height), rng.randrange(width)
+            crop = (top, left, rng.randint(1, height - top), rng.randint(1, width - left))
+            size = rng.choice((1, 7, 32))
+            out = np.empty((size, size, channels), np.uint8)
+            decoded = decoder.decode_into(data, View(crop, (size, size)), out, rng.choice((1, 2, 4, 8)))
+        counts[decoded] += 1
     print(f"{sum(counts.values()):,} images: {counts[True]:,} decoded, {counts[False]:,} declined; no finding")
 
 
-def main(seconds: float, seed: int) -> int:
-    """Compile, and run the loop in a process of its own; return its exit code."""
+def main(seconds: float, seed: int, cases: int = 0, folder: Path = NATIVE, corpus: Path = CORPUS) -> int:
+    """Compile the sources of a folder, and run the loop in a process of its own; return its exit code."""
     compiler = shutil.which("clang") or shutil.which("gcc")
     if compiler is None:
         print("neither clang nor gcc is installed", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        library, case = Path(folder) / "decode.so", Path(folder) / "case"
+    with tempfile.TemporaryDirectory() as place:
+        library, case = Path(place) / "decode.so", Path(place) / "case"
         shared = ("-shared-libasan",) if compiler.endswith("clang") else ()
-        sources = sorted(map(str, NATIVE.glob("*.c")))
+        sources = sorted(map(str, folder.glob("*.c")))
         subprocess.run([compiler, *FLAGS, *SANITIZERS, *shared, *sources, "-lm", "-o", library], check=True)
         name = "libclang_rt.asan-x86_64.so" if shared else "libasan.so"
         asan = subprocess.run(
@@ -97,11 +120,11 @@ def main(seconds: float, seed: int) -> int:
         ).stdout.strip()
         environ = {**os.environ, _INSIDE: str(library), "LD_PRELOAD": asan, "PYTHONMALLOC": "malloc"}
         environ |= {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-        words = [sys.executable, "-m", "tests.fuzz.native", str(seconds), str(seed), str(case)]
+        words = [sys.executable, "-m", "tests.fuzz.native", str(seconds), str(seed), str(cases), str(case)]
         code = subprocess.run(words, env=environ, check=False).returncode
         if code and case.exists():
             data = case.read_bytes()
-            kept = CORPUS / f"image-{hashlib.sha256(data).hexdigest()[:12]}"
+            kept = corpus / f"image-{hashlib.sha256(data).hexdigest()[:12]}"
             kept.write_bytes(data)
             print(f"finding: {kept}", file=sys.stderr)
     return code
@@ -110,6 +133,6 @@ def main(seconds: float, seed: int) -> int:
 if __name__ == "__main__":
     given = [float(sys.argv[1]) if sys.argv[1:] else 60.0, int(sys.argv[2]) if sys.argv[2:] else 0]
     if os.environ.get(_INSIDE):
-        decode_for(given[0], int(given[1]), os.environ[_INSIDE], Path(sys.argv[3]))
+        decode_for(given[0], int(sys.argv[3]), int(given[1]), os.environ[_INSIDE], Path(sys.argv[4]))
     else:
         sys.exit(main(given[0], int(given[1])))

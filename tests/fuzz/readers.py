@@ -9,13 +9,17 @@ import shutil
 import struct
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from safetensors.numpy import load as load_safetensors
 
 from headrace.config.yaml_blocks import read_blocks
 from headrace.core.errors import HeadraceError
@@ -27,13 +31,14 @@ from headrace.data.sets.catalog import CIFAR100, MNIST
 from headrace.data.sets.folder import read_csv_set, read_folders
 from headrace.data.sets.indexed_samples import _make_index, check_rows, open_pack, read_names, read_npz, write_pack
 from headrace.data.sets.known_sets import read_batch_pickle, read_binary, read_class_names, read_pair
-from headrace.data.sets.table_files import read_npz_set
+from headrace.data.sets.table_files import TableSet, read_npz_set
 from headrace.data.sets.tfrecords import IMAGENET, Floats, samples_of, tfds_schema, write_example, write_records
 from headrace.data.sets.tfrecords import _make_index as index_records
 from headrace.telemetry.records import parse_record
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
 from tests.data.image_files import ObjectSamples
+from tests.fuzz import structure
 from tests.fuzz.h5_process import read_h5
 
 WEIGHTS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}
@@ -42,10 +47,16 @@ FILES = Path(__file__).parents[1] / "weights" / "files"
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """One reader: its good files, how it reads a path, and the errors that are clear ones."""
+    """One reader: its good files, how it reads a path, and the errors that are clear ones.
+
+    `check` takes a file's bytes and what was read, and raises AssertionError where that is not in them.
+    """
 
     good: tuple[bytes, ...]
     read: Callable[[Path], Any]
+    check: Callable[[bytes, Any], None] | None = None
+    mutations: tuple[structure.Mutation, ...] = ()  # that know its structure
+    max_bytes: int = 0  # that may be taken for one case; 0: not measured
     clear: tuple[type[BaseException], ...] = (HeadraceError,)
     weight: float = 1  # cases in proportion to it
     max_seconds: float = 10.0  # for one case
@@ -63,6 +74,17 @@ def _read_index(path: Path) -> Any:
     columns["file"] = columns.pop("number")
     check_rows(columns, [10, 10, 10], 3)
     return columns
+
+
+def _check_index(data: bytes, columns: dict[str, np.ndarray]) -> None:
+    with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+        for name, column in columns.items():
+            assert np.array_equal(column, kept["number" if name == "file" else name]), name
+    rows = zip(*(columns[name].tolist() for name in ("file", "offset", "length", "labels")), strict=True)
+    for file, offset, length, label in rows:
+        assert file in (0, 1, 2)
+        assert 0 <= offset <= offset + length <= 10
+        assert 0 <= label < 3
 
 
 def _tar() -> bytes:
@@ -97,18 +119,45 @@ def _records() -> bytes:
     return _written(lambda path: write_records(path, map(write_example, rows)))
 
 
-def _read_records(path: Path) -> None:
-    """Read an index, and each record as it is stored and with its checksum made right."""
-    index = index_records([path], IMAGENET, ())
-    samples = samples_of([path], index, IMAGENET)
+def _contents(samples: Any) -> list[bytes]:
+    """Return the images that can be read."""
+    found = []
     for number in range(len(samples)):
-        try:
-            samples.content(number)
-        except BadImage:
-            continue
+        with suppress(BadImage):
+            found.append(bytes(samples.content(number).image))
+    return found
+
+
+def _read_records(path: Path) -> list[bytes]:
+    return _contents(samples_of([path], index_records([path], IMAGENET, ()), IMAGENET))
+
+
+def _check_records(data: bytes, images: list[bytes]) -> None:
+    """Each record has checksums: they are right, and what is read is what was written."""
+    assert set(images) <= {_image("PNG")}
+    place = intact = 0
+    while place < len(data):
+        (length,) = struct.unpack_from("<Q", data, place)
+        assert data[place + 8 : place + 12] == _masked_crc(data[place : place + 8])
+        end = place + 12 + length
+        intact += data[end : end + 4] == _masked_crc(data[place + 12 : end])
+        place = end + 4
+    assert len(images) == intact
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """Return a TFRecord's checksum, bit by bit as Castagnoli's polynomial defines it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _read_example(path: Path) -> None:
+    """Read a record whose checksum is that of what is in it."""
     write_records(path.with_name("record"), [path.read_bytes()])
     _read_records(path.with_name("record"))
 
@@ -118,14 +167,30 @@ def _pack() -> bytes:
     return _written(lambda path: write_pack(path, ["a", "b"], (split, split), (8, 90), 1))
 
 
-def _read_pack(path: Path) -> None:
+def _read_pack(path: Path) -> tuple[list[bytes], list[int], int]:
     pack = open_pack(path)
-    for samples in (pack.train, pack.validation):
-        for number in range(len(samples)):
-            try:
-                samples.content(number)
-            except BadImage:
-                continue
+    splits = pack.train, pack.validation
+    labels = [label for samples in splits for label in samples.labels.tolist()]
+    return [image for samples in splits for image in _contents(samples)], labels, len(pack.class_names)
+
+
+def _check_pack(data: bytes, found: tuple[list[bytes], list[int], int]) -> None:
+    """Each image and the index has a checksum: what is read is what was written."""
+    images, labels, num_classes = found
+    place, length, crc = struct.unpack_from("<QQI", data, len(data) - 20 - len(b"end of pack\n"))
+    index = data[place : place + length]
+    assert zlib.crc32(index) == crc
+    with np.load(io.BytesIO(index), allow_pickle=False) as kept:
+        assert labels == kept["labels"].tolist()
+    assert set(images) <= _packed_images()
+    assert all(0 <= label < num_classes for label in labels)
+
+
+@cache
+def _packed_images() -> set[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pack").write_bytes(_pack())
+        return set(_read_pack(Path(folder) / "pack")[0])
 
 
 def _read_features(path: Path) -> None:
@@ -193,6 +258,36 @@ def _npz_set() -> bytes:
     return buffer.getvalue()
 
 
+def _check_npz_set(data: bytes, table: TableSet) -> None:
+    with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+        images, labels = (
+            kept[name] for wanted in ("images", "labels") for name in kept.files if name.lower() == wanted
+        )
+    labels = labels.reshape(-1)
+    assert len(table.train) == len(images) == len(labels)
+    assert np.array_equal(table.train.labels, labels)
+    assert 0 <= labels.min() <= labels.max() < len(table.class_names)
+    for number, image in enumerate(images):
+        assert np.array_equal(np.squeeze(table.train.content(number).image), np.squeeze(image))
+
+
+def _check_image(data: bytes, pixels: np.ndarray) -> None:
+    """Compare with Pillow, which reads with other settings but for JPEGs of single pixels' difference."""
+    with Image.open(io.BytesIO(data)) as image:
+        kind, orientation = image.format, image.getexif().get(274, 1)
+        if image.mode not in ("RGB", "L") or orientation != 1:
+            return
+        wanted = np.asarray(image.convert("RGB")).astype(int)
+    assert pixels.shape == wanted.shape
+    assert np.abs(pixels - wanted).max() <= (2 if kind in ("JPEG", "MPO") else 0)
+
+
+def _check_tensors(data: bytes, arrays: dict[str, np.ndarray]) -> None:
+    wanted = load_safetensors(data)
+    assert set(arrays) == set(wanted)
+    assert all(np.array_equal(arrays[name], value, equal_nan=value.dtype.kind == "f") for name, value in wanted.items())
+
+
 def _h5() -> tuple[bytes, ...]:
     """Return files in the layouts of Keras 2 and 3, none where h5py is not installed."""
     if importlib.util.find_spec("h5py") is None:
@@ -216,6 +311,7 @@ def _h5() -> tuple[bytes, ...]:
     return _written(keras_2), _written(keras_3)
 
 
+_MOST_BYTES = 1 << 24
 _RECORD = {"kind": "note", "step": 1, "time": 1.0, "text": "ä", "level": "info"}
 READERS: dict[str, Reader] = {
     "torch": Reader(
@@ -224,7 +320,10 @@ READERS: dict[str, Reader] = {
         weight=4,
     ),
     "safetensors": Reader(
-        good=(write_safetensors(WEIGHTS, {"a": [1]}),), read=lambda path: read_file(path).arrays, weight=3
+        good=(write_safetensors(WEIGHTS, {"a": [1]}),),
+        read=lambda path: read_file(path).arrays,
+        check=_check_tensors,
+        weight=3,
     ),
     "cifar": Reader(
         good=tuple(pickle.dumps({"data": np.zeros((2, 6), np.uint8), "labels": [1, 2]}, p) for p in (0, 2, 4, 5)),
@@ -239,9 +338,19 @@ READERS: dict[str, Reader] = {
         good=(json.dumps(_RECORD).encode(),), read=lambda path: parse_record(path.read_bytes()), clear=(ValueError,)
     ),
     "yaml": Reader(good=(b"a: &a {seed: 1}\nb:\n  <<: *a\n  lr: [0.1, 2]\n  m: {x: {y: 1}}\n",), read=read_blocks),
-    "index": Reader(good=(_npz(),), read=_read_index, clear=(ValueError,), weight=2),
+    "index": Reader(
+        good=(_npz(),),
+        read=_read_index,
+        check=_check_index,
+        mutations=(structure.npz_values, structure.npz_header),
+        max_bytes=_MOST_BYTES,
+        clear=(ValueError,),
+        weight=2,
+    ),
     "tar": Reader(good=(_tar(),), read=lambda path: _make_index([path], ()), weight=2),
-    "records": Reader(good=(_records(),), read=_read_records),
+    "records": Reader(
+        good=(_records(),), read=_read_records, check=_check_records, mutations=(structure.records,), weight=2
+    ),
     "example": Reader(
         good=(write_example({"image/encoded": [b"x"], "image/class/label": [1], "image/class/text": [b"a"]}),),
         read=_read_example,
@@ -252,7 +361,14 @@ READERS: dict[str, Reader] = {
         read=_read_features,
         clear=(),
     ),
-    "packed": Reader(good=(_pack(),), read=_read_pack),
+    "packed": Reader(
+        good=(_pack(),),
+        read=_read_pack,
+        check=_check_pack,
+        mutations=(structure.packed,),
+        max_bytes=_MOST_BYTES,
+        weight=2,
+    ),
     "idx": Reader(good=(_idx(3, 4, 4),), read=_read_idx),
     "cifar100": Reader(good=(bytes(3074),), read=_read_cifar),
     "lists": Reader(good=(b"a\tb,0,0,1,1\nc\td,0,0,1,1\n",), read=_read_lists),
@@ -260,10 +376,19 @@ READERS: dict[str, Reader] = {
         good=(b"path,label,split\n0.png,a,train\n1.png,b,train\n2.png,a,val\n3.png,b,test\n",), read=_read_csv
     ),
     "folders": Reader(good=(b"a/0.png\na/1.png\nb/2.png\nb/c/3.png\nb/x.txt\n",), read=_read_folders),
-    "npz": Reader(good=(_npz_set(),), read=read_npz_set),
+    "npz": Reader(
+        good=(_npz_set(),),
+        read=read_npz_set,
+        check=_check_npz_set,
+        mutations=(structure.npz_values, structure.npz_header),
+        max_bytes=_MOST_BYTES,
+        weight=2,
+    ),
     "image": Reader(
         good=tuple(map(_image, ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM"))),
         read=lambda path: decode(path.read_bytes(), read_header(path.read_bytes())),
+        check=_check_image,
+        mutations=(structure.jpeg,),
         clear=(BadImage,),
         weight=3,
     ),

@@ -1,10 +1,13 @@
 """Every reader of files from elsewhere: good files are read, damaged ones are clear errors or are accepted."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from tests.fuzz.harness import CORPUS, fuzz, mutate, outcome
+from headrace.data.sets import indexed_samples, npz_file, tfrecords
+from tests.fuzz import readers
+from tests.fuzz.harness import CORPUS, damaged, fuzz, mutate, outcome
 from tests.fuzz.readers import READERS
 
 CASES = int(os.environ.get("HEADRACE_FUZZ_CASES", "20000"))
@@ -31,3 +34,37 @@ def test_the_cases_follow_from_the_seed():
 
     data = READERS["torch"].good[0]
     assert mutate(data, random.Random(5)) == mutate(data, random.Random(5)) != mutate(data, random.Random(6))
+    assert (
+        damaged("index", random.Random(5)) == damaged("index", random.Random(5)) != damaged("index", random.Random(6))
+    )
+
+
+class _AnyNumber(int):
+    """A checksum that is equal to every other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+FAULTS = {
+    "the size that a header claims, in an index": ("index", npz_file.StoredArray, "fits", True),
+    "the size that a header claims, in a set": ("npz", npz_file.StoredArray, "fits", True),
+    "the bounds of rows": ("index", readers, "check_rows", lambda *_: None),
+    "the bounds of rows of a packed file": ("packed", indexed_samples, "check_rows", lambda *_: None),
+    "checksums of a packed file": ("packed", indexed_samples, "zlib", SimpleNamespace(crc32=lambda data: _AnyNumber())),
+    "checksums of records": ("records", tfrecords, "masked_crc32c", lambda data: _AnyNumber()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_check_that_is_left_out_is_found(tmp_path, monkeypatch, fault):
+    """Plant what the harness is for: it must find it within a thousand cases."""
+    name, place, attribute, instead = FAULTS[fault]
+    assert not fuzz(tmp_path, 0, cases=100, names=[name], corpus=tmp_path)[1]
+    monkeypatch.setattr(place, attribute, instead)
+    assert fuzz(tmp_path, 0, cases=1000, names=[name], corpus=tmp_path)[1]

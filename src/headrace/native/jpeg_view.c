@@ -4,6 +4,22 @@
 #define SLACK 4096 /* zeros after the bits: a unit of damaged ones cannot read further before it is noticed */
 #define UNUSUAL (-1)
 
+/* The parts of the working memory are one buffer to a sanitizer. In a build with AddressSanitizer (tests/fuzz) what lies
+   between them must not be touched. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#define GUARD(from, size) __asan_poison_memory_region(from, size)
+#define UNGUARD(from, size) __asan_unpoison_memory_region(from, size)
+#else
+#define GUARD(from, size) (void)0
+#define UNGUARD(from, size) (void)0
+#endif
+
 /* Where the bits of each restart interval begin in the buffer, and where they end. */
 typedef struct {
   uint8_t *bytes;
@@ -148,6 +164,7 @@ static int read_rows(const Job *job, const Segments *segments) {
 static uint8_t *take(uint8_t *room, size_t *used, size_t size) {
   uint8_t *at = room ? room + *used : NULL;
   *used += (size + 127) & ~(size_t)63; /* at least 64 bytes between two: rows are read and written in whole vectors */
+  if (room) GUARD(at + size, (size_t)(room + *used - at) - size);
   return at;
 }
 
@@ -237,6 +254,7 @@ int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int
   size_t used = lay_out(&job, &segments, (size_t)size, NULL, num_segments), needed = used + between + 64;
   if (repeat > 1) needed += (size_t)out_h * out_w + 64;
   if ((int64_t)needed > room_size) return (int64_t)needed;
+  UNGUARD(room, (size_t)room_size);
   lay_out(&job, &segments, (size_t)size, room, num_segments);
   if (!split_scan(data + frame->scan, (size_t)size - frame->scan, &segments, num_segments)) return UNUSUAL;
   if (!make_tables(&job, tables) || !read_rows(&job, &segments)) return UNUSUAL;

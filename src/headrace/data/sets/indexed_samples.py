@@ -23,6 +23,7 @@ from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_fa
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.decoding.limits import refuse_large_file
 from headrace.data.sets.catalog import numbered_classes
+from headrace.data.sets.npz_file import stored_array
 from headrace.data.sets.samples import Content, Samples
 
 # The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
@@ -199,13 +200,15 @@ def read_npz(data: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = entries_of(archive)
-        # np.savez does not compress. A compressed array of a few bytes could unpack to any size.
-        if any(info.compress_type != zipfile.ZIP_STORED for info in infos) or sum(i.file_size for i in infos) > len(
-            data
-        ):
-            raise ValueError("its arrays are larger than the file")
-        with np.load(io.BytesIO(data), allow_pickle=False) as kept:
-            return {name: kept[name] for name in names}
+            stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+            # np.savez does not compress. A compressed array of a few bytes could unpack to any size.
+            if not stored or sum(info.file_size for info in infos) > len(data):
+                raise ValueError("its arrays are larger than the file")
+            found = {info.filename.removesuffix(".npy"): stored_array(archive, info) for info in infos}
+            beyond = [name for name in names if not found[name].fits]
+            if beyond:
+                raise ValueError(f"{beyond[0]} is {found[beyond[0]]}, which the file cannot hold")
+            return {name: found[name].read(archive) for name in names}
     except Exception as error:  # zipfile and NumPy raise nearly anything for damaged files
         raise ValueError(f"its index is damaged ({type(error).__name__}: {error})") from error
 

@@ -24,6 +24,7 @@ from headrace.core.units import format_bytes, format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import NO_REGRESSION
+from headrace.data.sets.npz_file import StoredArray, stored_array
 from headrace.data.sets.samples import Content, Samples
 
 # NumPy files
@@ -106,7 +107,7 @@ def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
             for keys in pairs:
                 _refuse_other_arrays(path, found, keys)
             _refuse_large_arrays(path, wanted, pairs)
-            arrays = {name: _unpacked(archive, stored) for name, stored in wanted.items()}
+            arrays = {name: stored.read(archive) for name, stored in wanted.items()}
     except DataError:
         raise
     except Exception as error:  # zipfile and NumPy raise nearly anything for damaged files
@@ -136,19 +137,7 @@ def _class_names(path: Path, names: tuple[str, ...], labels: Sequence[np.ndarray
     return names or numbered_classes(max(count, 2))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What an array's header says, and where in the archive it is."""
-
-    info: zipfile.ZipInfo
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-def _stored_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, _Stored]:
+def _stored_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, StoredArray]:
     """Return what the headers say of the arrays that a set may have, by lower-case name."""
     known = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
     found = {}
@@ -156,13 +145,8 @@ def _stored_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, _Stored]:
         name = info.filename.removesuffix(".npy").lower()
         if name not in known or not info.filename.endswith(".npy"):
             continue
-        with archive.open(info) as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-        found[name] = _Stored(info=info, shape=shape, dtype=dtype)
-        # NumPy would allocate what the header says before it finds that the data is missing.
-        if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
+        found[name] = stored_array(archive, info)
+        if not found[name].fits:
             raise DataError(f"{path}: {info.filename} is {found[name]}, which the file cannot hold.")
     return found
 
@@ -171,7 +155,7 @@ def _pair(found: Collection[str], keys: Sequence[tuple[str, str]]) -> tuple[str,
     return next(((images, labels) for images, labels in keys if images in found and labels in found), None)
 
 
-def _refuse_other_arrays(path: Path, found: Mapping[str, _Stored], keys: tuple[str, str]) -> None:
+def _refuse_other_arrays(path: Path, found: Mapping[str, StoredArray], keys: tuple[str, str]) -> None:
     """Refuse arrays that are not images and labels of one number."""
     images, labels = found[keys[0]], found[keys[1]]
     # MNIST's usual form: grey images without a channel dim.
@@ -191,7 +175,7 @@ def _other_labels(path: Path, name: str, found: object, num_images: int, more: s
     return DataError(f"{path}: {name} is {found} for {num_images:,} images.", rule=rule)
 
 
-def _refuse_large_arrays(path: Path, wanted: Mapping[str, _Stored], pairs: Sequence[tuple[str, str]]) -> None:
+def _refuse_large_arrays(path: Path, wanted: Mapping[str, StoredArray], pairs: Sequence[tuple[str, str]]) -> None:
     """Refuse arrays that, with what is noted of each image, are more than half of the machine's memory."""
     names = wanted.get("class_names")
     if names is not None and names.info.file_size > MAX_BYTES:
@@ -205,11 +189,6 @@ def _refuse_large_arrays(path: Path, wanted: Mapping[str, _Stored], pairs: Seque
             rule=f"They are read into memory: at most {format_bytes(limit)}, half of what this machine has.",
             remedy="Write the images as files, or as several sets.",
         )
-
-
-def _unpacked(archive: zipfile.ZipFile, stored: _Stored) -> np.ndarray:
-    with archive.open(stored.info) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
