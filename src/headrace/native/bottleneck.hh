@@ -70,23 +70,20 @@ struct Expanded {
     products.apply(runs, collected, inputs, kPanel, true);
   }
 
-  template <int kKernel, int kStride, i64 kAct, int kSums>
-  void convolve(const float* from, i64 panel, Range rows, float* to) const {
+  template <int kKernel, int kStride, i64 kAct> void convolve(const float* from, i64 panel, Range rows, float* to) const {
     const i64 width = panel_width(s.c, panel), row_step = columns() * kPanel, c0 = panel * kPanel;
-    const float* window = w2 + panel * kKernel * kKernel * kPanel;
-    Vec shift[kSums];
-    i64 lanes[kSums];
-    for (int v = 0; v < kSums; v++) {
-      lanes[v] = std::min<i64>(width - v * kLanes, kLanes);
-      shift[v] = load(shift2() + c0 + v * kLanes, lanes[v]);
-    }
+    const float *window = w2 + panel * kKernel * kKernel * kPanel, *shifts = shift2() + c0;
     for (i64 row = rows.first; row < rows.last; row++, from += kStride * row_step) {
       float* place = to + row * s.wo * s.c + c0;
       auto tile = [&](auto count, i64 column) {
-        depthwise::sums_in_place<kKernel, kStride, decltype(count)::value, kPanel, kSums>(
-            from + column * kStride * kPanel, row_step, kPanel, window, 0, kKernel, [&](int v, int p, Vec sum) {
-              store(place + (column + p) * s.c + v * kLanes, activated<kAct>(sum + shift[v]), lanes[v]);
-            });
+        for (i64 v = 0; v < width; v += kLanes) {
+          const i64 lanes = std::min<i64>(width - v, kLanes);
+          const Vec shift = load(shifts + v, lanes);
+          depthwise::sums_in_place<kKernel, kStride, decltype(count)::value, kPanel>(
+              from + column * kStride * kPanel + v, row_step, kPanel, window + v, 0, kKernel, [&](int p, Vec sum) {
+                store(place + (column + p) * s.c + v, activated<kAct>(sum + shift), lanes);
+              });
+        }
       };
       constexpr int kMany = kLanes == 16 ? 7 : 4, kFew = 4;  // seven: the sizes of ImageNet's images
       i64 column = 0;
@@ -104,12 +101,7 @@ struct Expanded {
       expand(x + image * s.h * s.w * inputs, panel, rows, buffer);
       depthwise::for_window(s, [&](auto k, auto t) {
         for_activation(act, [&](auto a) {
-          constexpr int kKernel = decltype(k)::value, kStride = decltype(t)::value;
-          constexpr i64 kAct = decltype(a)::value;
-          if (vectors_of(panel) == 1)
-            convolve<kKernel, kStride, kAct, 1>(buffer, panel, rows, to);
-          else
-            convolve<kKernel, kStride, kAct, kPanelVectors>(buffer, panel, rows, to);
+          convolve<decltype(k)::value, decltype(t)::value, decltype(a)::value>(buffer, panel, rows, to);
         });
       });
       if (mean)

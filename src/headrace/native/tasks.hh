@@ -136,41 +136,53 @@ struct Threads {
   i64 count() const { return pool->num_threads(); }
 };
 
-// Call f(phase, i) for i < counts[phase], on all threads; a phase begins when all tasks of the one before it are done.
-// The caller works too, and waits only for tasks that a thread has begun: it cannot wait for ever, however busy the pool is.
-// Each thread begins with its own part of the tasks, and so finds what it wrote in the call before in its own cache.
-template <int kPhases, class F> void parallel_phases(const Threads& threads, const i64 (&counts)[kPhases], const F& f) {
-  struct Phases : Job {
-    std::atomic<i64> done[kPhases] = {}, arrived{1};
-    std::vector<std::atomic<i64>> next;  // [phase][part]
-    i64 counts[kPhases], parts;
-    const F* f;
-    explicit Phases(i64 size) : next(kPhases * size), parts(size) {}
-    void work() override { work(arrived.fetch_add(1)); }
-    void work(i64 worker) {
-      for (int phase = 0; phase < kPhases; phase++) {
-        for (i64 i = 0; i < parts; i++) {
-          const i64 part = (worker + i) % parts;
-          const Range tasks = range_of(counts[phase], part, parts);
-          for (i64 task; (task = tasks.first + next[phase * parts + part].fetch_add(1)) < tasks.last;) {
-            (*f)(phase, task);
-            done[phase].fetch_add(1, std::memory_order_release);
-          }
+// A reference to a function of (phase, task). What runs tasks is compiled once, not once for each kind of them.
+class Tasks {
+ public:
+  template <class F> explicit Tasks(const F& f) : function_(&f), call_([](const void* g, int phase, i64 i) { (*(const F*)g)(phase, i); }) {}
+  void operator()(int phase, i64 i) const { call_(function_, phase, i); }
+
+ private:
+  const void* function_;
+  void (*call_)(const void*, int, i64);
+};
+
+class Phases : public Job {
+ public:
+  Phases(const i64* counts, int phases, i64 parts, const Tasks& run)
+      : counts_(counts, counts + phases), parts_(parts), run_(run), done_(phases), next_(phases * parts) {}
+  void work() override { work(arrived_.fetch_add(1)); }
+  void work(i64 worker) {
+    for (int phase = 0; phase < (int)counts_.size(); phase++) {
+      for (i64 i = 0; i < parts_; i++) {
+        const i64 part = (worker + i) % parts_;
+        const Range tasks = range_of(counts_[phase], part, parts_);
+        for (i64 task; (task = tasks.first + next_[phase * parts_ + part].fetch_add(1)) < tasks.last;) {
+          run_(phase, task);
+          done_[phase].fetch_add(1, std::memory_order_release);
         }
-        for (int spins = 0; done[phase].load(std::memory_order_acquire) < counts[phase]; spins++)
-          if (spins > 4000) std::this_thread::yield();
       }
+      for (int spins = 0; done_[phase].load(std::memory_order_acquire) < counts_[phase]; spins++)
+        if (spins > 4000) std::this_thread::yield();
     }
-  };
-  const i64 largest = *std::max_element(counts, counts + kPhases), workers = std::min(largest, threads.count());
+  }
+
+ private:
+  const std::vector<i64> counts_;
+  const i64 parts_;
+  const Tasks run_;
+  std::atomic<i64> arrived_{1};
+  std::vector<std::atomic<i64>> done_, next_;  // [phase], [phase][part]
+};
+
+inline void run_phases(const Threads& threads, const i64* counts, int phases, const Tasks& run) {
+  const i64 largest = *std::max_element(counts, counts + phases), workers = std::min(largest, threads.count());
   if (workers < 2) {
-    for (int phase = 0; phase < kPhases; phase++)
-      for (i64 i = 0; i < counts[phase]; i++) f(phase, i);
+    for (int phase = 0; phase < phases; phase++)
+      for (i64 i = 0; i < counts[phase]; i++) run(phase, i);
     return;
   }
-  auto job = std::make_shared<Phases>(workers);  // a helper may start after everything is done
-  std::copy(counts, counts + kPhases, job->counts);
-  job->f = &f;
+  auto job = std::make_shared<Phases>(counts, phases, workers, run);  // a helper may start after everything is done
   for (i64 i = 1; i < workers; i++)
     if (!threads.stay)
       threads.pool->Schedule([job] { job->work(); });
@@ -180,6 +192,13 @@ template <int kPhases, class F> void parallel_phases(const Threads& threads, con
         Waiting::stay();
       });
   job->work(0);
+}
+
+// Call f(phase, i) for i < counts[phase], on all threads; a phase begins when all tasks of the one before it are done.
+// The caller works too, and waits only for tasks that a thread has begun: it cannot wait for ever, however busy the pool is.
+// Each thread begins with its own part of the tasks, and so finds what it wrote in the call before in its own cache.
+template <int kPhases, class F> void parallel_phases(const Threads& threads, const i64 (&counts)[kPhases], const F& f) {
+  run_phases(threads, counts, kPhases, Tasks(f));
 }
 
 template <class F> void parallel(const Threads& threads, i64 count, const F& f) {
