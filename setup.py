@@ -1,9 +1,9 @@
 """Build the C and C++ code in src/headrace/native. Everything else about the package is in pyproject.toml.
 
 The extensions are optional: where there is no compiler, installing succeeds and Headrace decodes with libjpeg and
-Pillow, and leaves convolutions on the CPU to XLA. The kernels for those are built where jaxlib is installed, since
-they need its headers. All are plain shared libraries without Python's API (see native/library.py), so that no Python
-headers are needed to build them, and one wheel serves every Python version.
+Pillow, and leaves convolutions on the CPU to XLA; `headrace --version` says so. The kernels for those need the headers
+that come with jaxlib, a build requirement. All are plain shared libraries without Python's API (see native/library.py),
+so that no Python headers are needed to build them, and one wheel serves every Python version.
 """
 
 import copy
@@ -74,7 +74,7 @@ def extension(name: str, flags: list[str], suffixes: tuple[str, str], headers: l
 
 
 def xla_headers() -> list[str]:
-    """Return the folder of jaxlib's FFI headers, which the kernels need; nothing where jaxlib is not installed."""
+    """Return the folder of jaxlib's FFI headers, which the kernels need; nothing where the build has no jaxlib."""
     found = importlib.util.find_spec("jaxlib")
     folders = [Path(place, "include") for place in found.submodule_search_locations or ()] if found else []
     return [str(folder) for folder in folders if (folder / "xla/ffi/api/ffi.h").is_file()]

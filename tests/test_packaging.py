@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 import headrace
+from headrace.native import library
+from headrace.native.library import SUFFIX
 
 ROOT = Path(__file__).parents[1]
 # The import name of a distribution where it is another one.
@@ -37,12 +39,11 @@ def tracked_files() -> set[str]:
     return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
 
 
-def build(kind: str, source: Path, out: Path) -> Path:
-    """Build an sdist or a wheel without an environment of its own, but without jaxlib, as pip does; return its path."""
-    hide = "from importlib import util; util.find_spec = lambda *_: None"
-    code = f"{hide}; from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
-    # -O0: what the compiler makes of the C code is tested elsewhere.
-    return out / run([sys.executable, "-c", code], source, {"CFLAGS": "-O0"}).splitlines()[-1]
+def build(kind: str, source: Path, out: Path, **environ: str) -> Path:
+    """Build an sdist or a wheel without an environment of its own: this one has what a build requires."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    # -O0: what the compiler makes of the C and C++ code is tested elsewhere.
+    return out / run([sys.executable, "-c", code], source, {"CFLAGS": "-O0"} | environ).splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +59,23 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("sdist", copy, tmp_path_factory.mktemp("sdist"))
 
 
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("unpacked")
+def unpack(sdist: Path, place: Path) -> Path:
     with tarfile.open(sdist) as archive:
         archive.extractall(place, filter="data")
     (source,) = place.iterdir()
-    return build("wheel", source, tmp_path_factory.mktemp("wheel"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", unpack(sdist, tmp_path_factory.mktemp("unpacked")), tmp_path_factory.mktemp("wheel"))
+
+
+def install(wheel: Path, place: Path) -> dict[str, str]:
+    """Install a wheel into a folder; return the environment of processes that shall use it."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run([*pip, "--no-deps", "--no-index", "--target", str(place), str(wheel)], place, {})
+    return {"PYTHONPATH": str(place), "JAX_PLATFORMS": "cpu"}
 
 
 def test_the_sdist_holds_every_file_of_the_repository(sdist):
@@ -79,10 +90,41 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert all(name.startswith(("headrace/", "headrace-")) for name in packed)
 
 
+KERNELS = sorted(f"headrace/native/{path.name}" for path in Path(library.__file__).parent.glob(f"kernels*{SUFFIX}"))
+
+
+def test_the_wheel_has_the_kernels(wheel, tmp_path):
+    """Whoever installs it computes convolutions with them, without a checkout and a second step."""
+    assert KERNELS
+    assert (
+        sorted(name for name in zipfile.ZipFile(wheel).namelist() if "/kernels" in name and SUFFIX in name) == KERNELS
+    )
+    said = run([sys.executable, "-P", "-m", "headrace", "--version"], tmp_path, install(wheel, tmp_path))
+    assert said.splitlines()[1].startswith("kernels for CPUs: kernels")
+
+
+def test_a_build_gets_the_headers_of_the_kernels():
+    """pip builds where nothing is but what is required there: jaxlib, the oldest that jax may be."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (line,) = [line for line in project["project"]["dependencies"] if line.startswith("jax")]
+    (oldest, *_) = re.findall(r"[\d.]+", line)
+    wanted = [re.split(r"[;=<>]", line, maxsplit=1)[0] for line in project["build-system"]["requires"]]
+    assert wanted == ["setuptools", "jaxlib", "jaxlib"]
+    assert project["build-system"]["requires"][1].startswith(f"jaxlib=={oldest};")
+
+
+def test_without_a_compiler_it_is_installed_and_says_what_is_missing(sdist, tmp_path):
+    missing = {name: str(tmp_path / "no-such-compiler") for name in ("CC", "CXX")}
+    (tmp_path / "out").mkdir()
+    bare = build("wheel", unpack(sdist, tmp_path / "source"), tmp_path / "out", **missing)
+    assert not [name for name in zipfile.ZipFile(bare).namelist() if SUFFIX in name]
+    environ = install(bare, tmp_path / "out")
+    said = run([sys.executable, "-P", "-m", "headrace", "--version"], tmp_path, environ)
+    assert "install a C++ compiler, then Headrace again" in said
+
+
 def test_the_installed_wheel_works(wheel, tmp_path):
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    run([*pip, "--no-deps", "--no-index", "--target", str(tmp_path), str(wheel)], tmp_path, {})
-    environ = {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    environ = install(wheel, tmp_path)
     printed = run([sys.executable, "-P", "-c", "import headrace; print(headrace.__file__)"], tmp_path, environ)
     assert Path(printed.strip()).is_relative_to(tmp_path)
     words = [

@@ -7,8 +7,10 @@ import jax
 import pytest
 
 from headrace.cli.listings import devices as main
+from headrace.cli.main import main as program
 from headrace.core.errors import ConfigError
 from headrace.engine.visible import _bfloat16, describe_machine
+from headrace.native import library
 
 
 def test_the_devices_here(capsys):
@@ -40,6 +42,19 @@ def test_the_devices_here(capsys):
 )
 def test_bfloat16(platform, capability, said):
     assert _bfloat16(platform, capability) == said
+
+
+def test_the_kernels_for_cpus_are_named_or_how_to_get_them(monkeypatch, capsys, tmp_path):
+    found, _ = library.kernels_library()
+    assert found
+    assert main([]) == 0
+    assert f"kernels   {found.path.name.partition('.')[0]}" in capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(library, "kernels_library", lambda: library.find_kernels(tmp_path))
+    for command in ([], ["--version"]):
+        assert (program(command) if command else main([])) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "none: the kernels were not compiled when Headrace was installed" in out
+        assert "pip install --force-reinstall --no-deps --no-cache-dir" in out
 
 
 def test_a_driver_without_its_jax_is_named(monkeypatch):

@@ -404,6 +404,7 @@ def devices(argv: list[str]) -> int:
     print("\n".join(table_lines(columns)))
     memory = f", {format_bytes(machine.memory_bytes)} of memory" if machine.memory_bytes else ""
     print_fitted(f"\nhost      {machine.host}: {machine.processors} processors for this process{memory}")
+    print_fitted(f"kernels   {machine.kernels}")
     print_fitted(f"versions  {', '.join(f'{name} {version}' for name, version in machine.versions.items())}")
     for note in machine.notes:
         print(f"note: {note}")

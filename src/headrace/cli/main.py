@@ -139,7 +139,10 @@ def _run(words: list[str]) -> int:
         print(_help())
         return 0 if name else HeadraceError.exit_code
     if name in ("-V", "--version"):
+        from headrace.native.library import describe_kernels
+
         print(f"headrace {__version__}")
+        print(f"kernels for CPUs: {describe_kernels()}")
         return 0
     commands = {command.name: command for command in COMMANDS}
     commands |= {"weight_avg": commands["average"], "poprun": commands["launch"]}  # the reference's names

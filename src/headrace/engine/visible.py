@@ -24,6 +24,7 @@ from headrace.core.errors import RunStopped
 from headrace.core.jax_private import devices_are_started
 from headrace.core.process import num_processors
 from headrace.engine.devices import Device, start_devices, warm_up
+from headrace.native.library import describe_kernels
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
@@ -253,6 +254,7 @@ class Machine:
     processors: int
     memory_bytes: int | None
     host: str
+    kernels: str = ""  # for convolutions on the CPU; or why there are none
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -274,6 +276,7 @@ def describe_machine() -> Machine:
         processors=num_processors(),
         memory_bytes=host_memory(),
         host=_processor_name(),
+        kernels=describe_kernels(),
         versions=versions,
         notes=tuple(_notes(found[0].platform)),
     )

@@ -23,6 +23,10 @@ KERNELS = ("kernels_avx512", "kernels_avx2", "kernels")
 C_SOURCES, KERNEL_SOURCES = (".c", ".h"), (".cc", ".hh")
 SUFFIX = ".so.1"  # not ".so": whatever walks over the package's modules would try to import the file
 BUILD_COMMAND = "python setup.py build_ext --inplace"
+# What brings the compiled code to an installation that was made without a compiler. pip would take its cached wheel.
+INSTALL_AGAIN = (
+    "install a C++ compiler, then Headrace again with pip install --force-reinstall --no-deps --no-cache-dir"
+)
 _FOLDER = Path(__file__).parent
 
 
@@ -78,7 +82,7 @@ def kernels_library() -> tuple[Kernels | None, str]:
 
 def find_kernels(folder: Path) -> tuple[Kernels | None, str]:
     """Return the fastest usable kernels of a folder, or None and the reason."""
-    reason = "the kernels were not compiled when Headrace was installed (in a checkout: make native)"
+    reason = f"the kernels were not compiled when Headrace was installed ({INSTALL_AGAIN}; in a checkout: make native)"
     for name in KERNELS:
         path = folder / f"{name}{SUFFIX}"
         if not path.is_file():
@@ -95,6 +99,15 @@ def find_kernels(folder: Path) -> tuple[Kernels | None, str]:
         except (OSError, AttributeError) as error:
             reason = f"{path.name} cannot be loaded: {error}"
     return None, reason
+
+
+def describe_kernels() -> str:
+    """Return which kernels there are for this processor, or why none and how to get them."""
+    kernels, reason = kernels_library()
+    if kernels is None:
+        return f"none: {reason}"
+    name = kernels.path.name.removesuffix(SUFFIX)
+    return name if kernels.is_wide else f"{name}, for any processor: used with --cpu-kernels on"
 
 
 def _hash_of(library: ctypes.CDLL) -> str:

@@ -88,7 +88,7 @@ def check_kernels(mode: str) -> None:
     if mode in ("on", "no-winograd") and library is None:
         raise ConfigError(
             f"cpu_kernels is {mode}, but there are no kernels: {reason}.",
-            remedy="Build them (make native, or setup.py build_ext --inplace where jaxlib is installed), or use auto.",
+            remedy="Change that, or use auto.",
         )
 
 
