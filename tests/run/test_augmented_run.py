@@ -37,7 +37,8 @@ TODAY = {
     "model_name": "cifar_resnet8",
     "class_weights": "",
     "optimizer": "lamb",
-    "optimizer_params": {},
+    # With its usual 1e-6 a gradient that is only rounding, as those of some betas are, moves a weight as far as others.
+    "optimizer_params": {"epsilon": 0.01},
     "lr_schedule_params": {"absolute_learning_rate": 0.005},
     "weight_decay": 0.02,
     "weight_decay_exclude": ["gamma", "beta", "bias"],

@@ -126,7 +126,7 @@ def test_a_checkpoint_restores_on_another_number_of_replicas(quick, tmp_path):
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
-    result = resume(tmp_path / "runs" / "cut", {"num_replicas": 4, "micro_batch_size": 8})
+    result = resume(tmp_path / "runs" / "cut", {"num_replicas": 4, "micro_batch_size": 2})
     assert result.step == 20
     first, second = final_state(whole.directory), final_state(result.directory)
     for name, array in first.items():

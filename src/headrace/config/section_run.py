@@ -549,12 +549,15 @@ NO_EFFECT = (
 
 
 def without_effect(config: "Config", backend: str, origins: Mapping[str, Origin]) -> dict[str, str]:
-    """Return {option: reason} of the options given that do nothing on a backend; an application's default is not."""
+    """Return {option: reason} of the options given that do nothing on a backend.
+
+    What follows from other options of an application was not given; what was only put into other units was.
+    """
     return {
         row.option: row.reason
         for row in NO_EFFECT
         if backend in row.backends
-        and origins[row.option].kind != TRANSLATED
+        and (origins[row.option].kind != TRANSLATED or row.option in origins[row.option].where)
         and row.applies(getattr(getattr(config, row.section), row.option))
     }
 
