@@ -189,6 +189,79 @@ def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: nat
     assert_close(packed, wanted["y"], limit, "unit_packed")
 
 
+# Channels that fill vectors or not, so many that sums are kept in memory, a few pixels, and depthwise.
+LARGE_MEANS = [((8, 16, 16, 16), 1), ((3, 9, 7, 10), 1), ((2, 7, 7, 512), 1), ((5, 1, 1, 24), 1), ((4, 8, 8, 24), 24)]
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0, 1), (10, 1), (100, 1), (1000, 1), (3000, 2)])
+@pytest.mark.parametrize(("shape", "groups"), LARGE_MEANS)
+def test_a_large_mean_costs_no_digits_but_its_own(
+    mean: float, deviation: float, shape: tuple[int, int, int, int], groups: int
+) -> None:
+    """As good as a second pass over the images: what is left is that a mean has 24 bits."""
+    rng, channels = np.random.default_rng(6), shape[3]
+    x = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
+    w = np.eye(channels, dtype=np.float32)[None, None]  # so that the convolution's result is x
+    if groups > 1:
+        w = np.zeros((3, 3, 1, channels), np.float32)
+        w[1, 1] = 1
+    window = find_window(x, w, 1, "SAME", groups, "on")
+    assert window is not None
+    unit = Unit(window=window, activation=None, epsilon=EPSILON)
+    dy = rng.standard_normal(shape).astype(np.float32)
+    ones = np.ones(channels, np.float32)
+
+    @jax.jit
+    def run(x: Any, w: Any, gamma: Any, beta: Any) -> Any:
+        results, vjp = jax.vjp(lambda *arrays: unit_train(*arrays, None, unit), x, w, gamma, beta)
+        return results, vjp((dy, jnp.zeros(channels), jnp.zeros(channels)))
+
+    (y, found_mean, found_variance), (dx, _, dgamma, _) = run(x, w, ones, ones)
+    exact = x.astype(np.float64)
+    wanted_mean, wanted_variance = exact.mean((0, 1, 2)), exact.var((0, 1, 2))
+    scale = 1 / np.sqrt(wanted_variance + EPSILON)
+    normal = (exact - wanted_mean) * scale
+    slope = (dy * normal).mean((0, 1, 2))
+    digits = 2e-6 + 2**-24 * mean / deviation * 2
+    np.testing.assert_allclose(found_mean, wanted_mean, rtol=2e-7, atol=1e-6)
+    np.testing.assert_allclose(found_variance, wanted_variance, rtol=3e-6)
+    np.testing.assert_allclose(y, normal + 1, rtol=0, atol=digits * np.abs(normal).max())
+    np.testing.assert_allclose(
+        dgamma, (dy * normal).sum((0, 1, 2)), rtol=0, atol=digits * np.abs(dy).sum((0, 1, 2)).max()
+    )
+    wanted_dx = scale * (dy - dy.mean((0, 1, 2), np.float64) - normal * slope)
+    np.testing.assert_allclose(dx, wanted_dx, rtol=0, atol=digits * 4 * np.abs(wanted_dx).max())
+
+
+def test_replicas_that_share_statistics_lose_no_digits_of_a_large_mean() -> None:
+    """One exchange forward, of means and variances, and one backward."""
+    rng, shape = np.random.default_rng(7), (8, 6, 6, 16)
+    x = (1000 + rng.standard_normal(shape)).astype(np.float32)
+    x[2:4] += 3  # replicas with means of their own
+    w, ones = np.eye(16, dtype=np.float32)[None, None], np.ones(16, np.float32)
+    mesh = jax.make_mesh((4,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
+    shared, replica = ("replica", ((0, 1), (2, 3))), jax.sharding.PartitionSpec("replica")
+    window = find_window(x[:2], w, 1, "SAME", 1, "on")
+    assert window is not None
+    unit = Unit(window=window, activation=None, epsilon=EPSILON, shared=shared)
+
+    def run(x: Any) -> Any:
+        (y, mean, variance), vjp = jax.vjp(lambda x: unit_train(x, w, ones, ones, None, unit), x)
+        return y, mean[None], variance[None], vjp((jnp.square(y), mean * 0, mean * 0))[0]
+
+    program = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=replica, out_specs=replica, check_vma=False))
+    text = str(jax.make_jaxpr(program)(x))
+    assert (text.count("all_gather["), text.count("psum")) == (1, 1)
+    y, mean, variance, _ = (np.asarray(array) for array in program(x))
+    for i, half in enumerate((x[:4], x[4:])):
+        exact = half.astype(np.float64)
+        wanted = exact.mean((0, 1, 2)), exact.var((0, 1, 2))
+        np.testing.assert_allclose(mean[2 * i], wanted[0], rtol=2e-7)
+        np.testing.assert_allclose(variance[2 * i : 2 * i + 2], [wanted[1]] * 2, rtol=3e-4)
+        normal = (exact - wanted[0]) / np.sqrt(wanted[1] + EPSILON)
+        np.testing.assert_allclose(y[4 * i : 4 * i + 4], normal + 1, atol=1e-3)
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[12], CASES[17]], ids=name_of)
 def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case) -> None:
     a = numbers(case)
@@ -313,6 +386,23 @@ def test_units_of_bfloat16_are_rounded_once(
     assert y.dtype == jnp.bfloat16
     error = np.abs(np.asarray(y, np.float64) - wanted)
     assert (error <= 2**-8 * np.abs(wanted) + 2e-5 * np.abs(wanted).max()).all()
+
+
+@pytest.mark.parametrize("case", [WINOGRAD_CASES[0], DEPTHWISE_CASES[0]], ids=name_of)
+def test_scale_and_shift_behind_bfloat16_are_not_dropped(
+    case: Case, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are part of packed weights where products are not of bfloat16 values; nothing else computes them."""
+    use_products("emulated", variant, monkeypatch)
+    a = numbers(case)
+    x, w = (jnp.array(a[name], jnp.bfloat16) for name in ("x", "w"))
+    scale, shift = (jnp.array(a[name], jnp.float32) for name in ("gamma", "beta"))
+    window = find_window(x, w, case.stride, case.padding, case.groups, case.mode)
+    assert window is not None
+    assert window.method == case.method
+    unit = Unit(window=window, activation=case.act, epsilon=EPSILON)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT: .*need packed weights for images"):
+        jax.block_until_ready(unit_eval(x, w, scale, shift, None, unit))
 
 
 def whole_numbers(case: Case) -> dict[str, np.ndarray]:

@@ -368,7 +368,8 @@ void statistics(const std::vector<double>& sums, i64 channels, double count, flo
 
 // y = convolution of x. With (scale, shift[, residual]) y = activation(y scale + shift + residual). `packed`: w is the result
 // of Pack, float32 with scale and shift in it, and only the residual may follow. With more results, the mean and the biased
-// variance of each channel. For bfloat16 products packed weights are PackHalf's, and scale and shift are apart.
+// variance of each channel. For bfloat16 products packed weights are PackHalf's, and scale and shift are apart; other methods
+// of bfloat16 images have them in packed weights only.
 template <class T>
 ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 products, i64 act, bool is_packed,
                     Images<T> x_, ffi::AnyBuffer w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
@@ -387,6 +388,8 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
       if (rets.size() > 1) finish_statistics();
       return ffi::Error::Success();
     }
+  if (std::is_same_v<T, Half> && !is_packed && rest.size())
+    return ffi::Error::InvalidArgument("scale and shift behind this method need packed weights for images of bfloat16");
   const T* unpacked = is_packed ? nullptr : (const T*)w_.untyped_data();
   const float* w = is_packed ? (const float*)w_.untyped_data() : nullptr;
   FinishOf<T> found = {};
@@ -429,19 +432,19 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   return ffi::Error::Success();
 }
 
-// y = activation(z scale + shift[ + residual])
+// y = activation((z - mean) scale + shift[ + residual])
 template <class T>
-ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Images<T> z_, Floats scale, Floats shift, ffi::RemainingArgs rest,
-                    ffi::Result<Images<T>> y_) {
+ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Images<T> z_, Floats scale, Floats mean, Floats shift,
+                    ffi::RemainingArgs rest, ffi::Result<Images<T>> y_) {
   const Threads pool(xla_pool);
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
-  const auto affine = repeated({scale.typed_data(), shift.typed_data()}, o, 5);
+  const auto c = repeated({scale.typed_data(), mean.typed_data(), shift.typed_data()}, o, 5);
   const T *z = z_.typed_data(), *residual = argument<T>(rest, 0);
   T* y = in_large_pages(y_->typed_data(), y_->element_count());
   const i64 chunk = chunk_size(rows, 3 * o, pool.count());
   parallel(pool, (rows + chunk - 1) / chunk, [&](i64 i) {
     const i64 first = i * chunk * o, count = std::min(chunk, rows - i * chunk) * o;
-    activate_rows(z + first, residual ? residual + first : nullptr, y + first, count, o, affine[0], affine[1], act);
+    activate_rows(z + first, residual ? residual + first : nullptr, y + first, count, o, {c[0], c[1], c[2]}, act);
   });
   return ffi::Error::Success();
 }
@@ -449,11 +452,11 @@ ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Images<T> z_, Floats scal
 // With d = dy times the activation's slope: the sums over the pixels of d and of d (z - mean). With a residual the slope
 // comes from y, and d is a result too: it is the residual's gradient.
 template <class T>
-ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Images<T> dy_, Images<T> z_, Floats scale, Floats shift, Floats mean,
+ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Images<T> dy_, Images<T> z_, Floats scale, Floats mean, Floats shift,
                 ffi::RemainingArgs rest, ffi::Result<Floats> sum, ffi::Result<Floats> moment, ffi::RemainingRets rets) {
   const Threads pool(xla_pool);
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
-  const auto c = repeated({scale.typed_data(), shift.typed_data(), mean.typed_data()}, o, 5);
+  const auto c = repeated({scale.typed_data(), mean.typed_data(), shift.typed_data()}, o, 5);
   const T *dy = dy_.typed_data(), *z = z_.typed_data(), *y = argument<T>(rest, 0);
   T* d_out = y ? result<T>(rets, 0) : nullptr;
   const i64 chunk = chunk_size(rows, 3 * o, pool.count()), tasks = (rows + chunk - 1) / chunk;
@@ -467,14 +470,14 @@ ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Images<T> dy_, Images<T> z_, 
           const Vec d = with_slope<decltype(a)::value>(load(dy + start + i, n), load(y + start + i, n));
           store(d_out + start + i, d, n);
           s += d;
-          q += d * (load(z + start + i, n) - load(c[2] + j));
+          q += d * (load(z + start + i, n) - load(c[1] + j));
         });
       else
         two_sums(count, o, first, second, [&](i64 i, i64 j, auto n, Vec& s, Vec& q) {
-          const Vec v = load(z + start + i, n);
-          const Vec d = with_slope<decltype(a)::value>(load(dy + start + i, n), v * load(c[0] + j) + load(c[1] + j));
+          const Vec v = load(z + start + i, n) - load(c[1] + j);
+          const Vec d = with_slope<decltype(a)::value>(load(dy + start + i, n), v * load(c[0] + j) + load(c[2] + j));
           s += d;
-          q += d * (v - load(c[2] + j));
+          q += d * v;
         });
     });
   });
@@ -488,7 +491,7 @@ ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Images<T> dy_, Images<T> z_, 
 }
 
 // The gradients of a convolution: of the weights, of the images, or of both, by `wants` (1, 2 or 3). With (z, scale,
-// shift, slope, constant) dy is the gradient behind norm and activation, and their gradient is applied to it first. Of
+// mean, shift, slope, constant) dy is the gradient behind norm and activation, and their gradient is applied to it first. Of
 // bfloat16 products a last result may follow: memory for that gradient.
 template <class T>
 ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 products, i64 act, i64 wants,
@@ -501,8 +504,8 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
   T *dw = wants & 1 ? result<T>(rets, 0) : nullptr, *dx = wants & 2 ? result<T>(rets, wants & 1) : nullptr;
   NormGradient norm = {};
   if (z) {
-    const auto c = repeated({argument(rest, 1), argument(rest, 2), argument(rest, 3), argument(rest, 4)}, o, 5);
-    norm = {c[0], c[1], c[2], c[3]};
+    const auto c = repeated({argument(rest, 1), argument(rest, 2), argument(rest, 3), argument(rest, 4), argument(rest, 5)}, o, 5);
+    norm = {{c[0], c[1], c[2]}, c[3], c[4]};
   }
   if constexpr (kIsHalf)
     if (method == kHalf) {
@@ -686,7 +689,7 @@ using Integers = ffi::Span<const int64_t>;
                                     .Arg<headrace::Images<T>>().Arg<ffi::AnyBuffer>().RemainingArgs().RemainingRets());       \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate##SUFFIX, headrace::Activate<T>,                                                   \
                                 ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation")                           \
-                                    .Arg<headrace::Images<T>>().Arg<Floats>().Arg<Floats>().RemainingArgs()                   \
+                                    .Arg<headrace::Images<T>>().Arg<Floats>().Arg<Floats>().Arg<Floats>().RemainingArgs()     \
                                     .Ret<headrace::Images<T>>());                                                             \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_sums##SUFFIX, headrace::Sums<T>,                                                           \
                                 ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation")                           \

@@ -321,42 +321,69 @@ static inline void finish_rows(const float* from, i64 from_step, T* to, i64 step
   });
 }
 
-// y = activation(z scale + shift + residual); scale and shift are repeated, the residual may be null. y may be z.
+// A norm's coefficients, repeated. The mean is subtracted first: folded into the shift, z scale + (shift - mean scale) would
+// lose digits where it is large.
+struct Affine {
+  const float *scale, *mean, *shift;
+
+  Vec apply(Vec z, i64 j) const { return (z - load(mean + j)) * load(scale + j) + load(shift + j); }
+};
+
+// y = activation((z - mean) scale + shift + residual); the residual may be null. y may be z.
 template <class T>
-static void activate_rows(const T* z, const T* residual, T* y, i64 count, i64 channels, const float* scale, const float* shift,
-                          i64 act) {
+static void activate_rows(const T* z, const T* residual, T* y, i64 count, i64 channels, Affine norm, i64 act) {
   const i64 period = period_of(channels);
   for_activation(act, [&](auto a) {
     if (residual)
       each_vector(count, period, [&](i64 i, i64 j, auto n) {
-        Vec v = load(z + i, n) * load(scale + j) + load(shift + j) + load(residual + i, n);
-        store(y + i, activated<decltype(a)::value>(v), n);
+        store(y + i, activated<decltype(a)::value>(norm.apply(load(z + i, n), j) + load(residual + i, n)), n);
       });
     else
       each_vector(count, period, [&](i64 i, i64 j, auto n) {
-        store(y + i, activated<decltype(a)::value>(load(z + i, n) * load(scale + j) + load(shift + j)), n);
+        store(y + i, activated<decltype(a)::value>(norm.apply(load(z + i, n), j)), n);
       });
   });
 }
 
+// The sums of values and of squares of each channel, which are zero before. They are taken around the mean of a few rows, and
+// moved to zero in float64: squares in float32 lose digits where the mean is much larger than the deviation.
 template <class T> static void sums_of_rows(const T* z, i64 count, i64 channels, double* sum, double* squares) {
-  two_sums(count, channels, sum, squares, [&](i64 i, i64, auto n, Vec& s, Vec& q) {
-    Vec v = load(z + i, n);
+  constexpr i64 kRows = 4, kParts = 9;  // every second of so many parts of the rows: not all at the edges of usual images
+  const i64 rows = count / channels, period = period_of(channels);
+  float* origin = scratch(1, period);
+  memset(origin, 0, channels * sizeof(float));
+  for (i64 r = 0; r < kRows; r++) {
+    const T* row = z + rows * (2 * r + 1) / kParts * channels;
+    each_vector(channels, kLanes, [&](i64 i, i64, auto n) {
+      store(origin + i, load(origin + i, n) + load(row + i, n) * (1.f / kRows), n);
+    });
+  }
+  for (i64 i = 0; i < channels; i++)
+    if (!(origin[i] - origin[i] == 0)) origin[i] = 0;  // NaN and infinity shall reach the sums as they are
+  for (i64 i = channels; i < period; i++) origin[i] = origin[i - channels];
+  two_sums(count, channels, sum, squares, [&](i64 i, i64 j, auto n, Vec& s, Vec& q) {
+    const Vec v = load(z + i, n) - load(origin + j, n);
     s += v;
     q += v * v;
   });
+  for (i64 c = 0; c < channels; c++) {
+    const double from = origin[c];
+    squares[c] += from * (2 * sum[c] + (double)rows * from);
+    sum[c] += (double)rows * from;
+  }
 }
 
-// The gradient of a normalised and activated z: d = dy slope(z scale + shift), dz = d scale + z slope + constant.
+// The gradient of a normalised and activated z: d = dy slope(norm of z), dz = d scale + (z - mean) slope + constant.
 struct NormGradient {
-  const float *scale, *shift, *slope, *constant;  // repeated
+  Affine norm;
+  const float *slope, *constant;  // repeated
 };
 template <class T, class D>
-static void gradient_of_rows(const T* dy, const T* z, D* dz, i64 count, i64 channels, const NormGradient& g, i64 act) {
+static void gradient_of_rows(const T* dy, const T* z, D* dz, i64 count, i64 channels, NormGradient g, i64 act) {
   for_activation(act, [&](auto a) {
     each_vector(count, period_of(channels), [&](i64 i, i64 j, auto n) {
-      Vec v = load(z + i, n), scale = load(g.scale + j);
-      Vec d = with_slope<decltype(a)::value>(load(dy + i, n), v * scale + load(g.shift + j));
+      const Vec v = load(z + i, n) - load(g.norm.mean + j), scale = load(g.norm.scale + j);
+      const Vec d = with_slope<decltype(a)::value>(load(dy + i, n), v * scale + load(g.norm.shift + j));
       store(dz + i, d * scale + v * load(g.slope + j) + load(g.constant + j), n);
     });
   });

@@ -307,7 +307,7 @@ def _array(cotangent: _Cotangent, dtype: Any = jnp.float32) -> Array:
 
 
 def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: str | None) -> _Gradients:
-    """Return (dx, dw), None where it is not wanted. `arrays`: dy, x, w[, z, scale, shift, slope, constant]."""
+    """Return (dx, dw), None where it is not wanted. `arrays`: dy, x, w[, z, scale, mean, shift, slope, constant]."""
     shapes = [window.w] * (wanted.weights is not None) + [window.x] * (wanted.images is not None)
     if not shapes:
         return None, None
@@ -362,16 +362,19 @@ def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array
     z, mean_O, variance_O = call_kernel("convolve", [unit.window.y, channels, channels], x, w, **attributes)
     z = checkpoint_name(z, PRODUCT)
     if unit.shared is not None:
-        sums_O, squares_O = totals(mean_O, variance_O + jnp.square(mean_O), unit.shared)
-        mean_O = sums_O / unit.num_sharing
-        variance_O = jnp.maximum(squares_O / unit.num_sharing - jnp.square(mean_O), 0)
+        # All of them in one exchange, and not sums of squares, which would lose the digits that the kernel kept.
+        axis, groups = unit.shared
+        means, variances = jnp.moveaxis(
+            lax.all_gather(jnp.stack([mean_O, variance_O]), axis, axis_index_groups=groups), 1, 0
+        )
+        mean_O = jnp.mean(means, 0)
+        variance_O = jnp.mean(variances + jnp.square(means - mean_O[None]), 0)
     inverse_O = lax.rsqrt(variance_O + unit.epsilon)
     scale_O = gamma_O * inverse_O
-    shift_O = beta_O - mean_O * scale_O
     more = () if residual is None else (residual,)
     act = np.int64(ACTIVATIONS[unit.activation])
-    (y,) = call_kernel("activate", [unit.window.y], z, scale_O, shift_O, *more, activation=act)
-    return (y, mean_O, variance_O), (z, mean_O, inverse_O, scale_O, shift_O)
+    (y,) = call_kernel("activate", [unit.window.y], z, scale_O, mean_O, beta_O, *more, activation=act)
+    return (y, mean_O, variance_O), (z, mean_O, inverse_O, scale_O, beta_O)
 
 
 def _train_forward(
@@ -386,13 +389,13 @@ def _train_forward(
 def _train_backward(
     unit: Unit, kept: Any, cotangents: tuple[_Cotangent, _Cotangent, _Cotangent]
 ) -> tuple[Array | None, ...]:
-    x, w, y, (z, mean_O, inverse_O, scale_O, shift_O), wanted = kept
+    x, w, y, (z, mean_O, inverse_O, scale_O, beta_O), wanted = kept
     dy, dmean_O, dvariance_O = _array(cotangents[0], z.dtype), *map(_array, cotangents[1:])
     channels, act = jax.ShapeDtypeStruct(unit.window.y[3:], jnp.float32), unit.activation
     sums = [channels, channels] + [unit.window.y] * (y is not None)
     more = () if y is None else (y,)
     found = list(
-        call_kernel("sums", sums, dy, z, scale_O, shift_O, mean_O, *more, activation=np.int64(ACTIVATIONS[act]))
+        call_kernel("sums", sums, dy, z, scale_O, mean_O, beta_O, *more, activation=np.int64(ACTIVATIONS[act]))
     )
     dbeta_O, moment_O = found[:2]
     dgamma_O = moment_O * inverse_O
@@ -401,12 +404,11 @@ def _train_backward(
     slope_O, constant_O = totals(
         2 * dvariance_O - scale_O * jnp.square(inverse_O) * moment_O, dmean_O - scale_O * dbeta_O, unit.shared
     )
-    slope_O = slope_O / unit.count
-    constant_O = constant_O / unit.count - mean_O * slope_O
+    slope_O, constant_O = slope_O / unit.count, constant_O / unit.count
     # Behind a residual the activation's slope is already in d, which is the residual's gradient.
     dresidual = None if y is None else found[2]
     d, act = (dy, act) if dresidual is None else (dresidual, None)
-    dx, dw = _gradients(unit.window, wanted, (d, x, w, z, scale_O, shift_O, slope_O, constant_O), act)
+    dx, dw = _gradients(unit.window, wanted, (d, x, w, z, scale_O, mean_O, beta_O, slope_O, constant_O), act)
     return dx, dw, dgamma_O, dbeta_O, dresidual
 
 
