@@ -37,6 +37,13 @@ class Numerics:
         chosen="chosen for the device",
     )
     half_type: str = option("bfloat16", "The 16-bit number format.", choices=("bfloat16", "float16"))
+    matmul_precision: str = option(
+        "default",
+        "How accelerators multiply float32 values in convolutions and matrix products: default leaves it to XLA, which "
+        "may take TF32 on GPUs and bfloat16 on TPUs; tf32 has three digits; float32 has all.",
+        choices=("default", "tf32", "float32"),
+        synonyms=(("tensorfloat32", "tf32"), ("high", "tf32"), ("highest", "float32")),
+    )
     stochastic_rounding: bool = option(
         True,
         "Round 16-bit weights up or down at random, so that small updates are not lost on average.",
@@ -92,6 +99,13 @@ NUMERICS_NOTES = (
         ),
         option="stochastic_rounding",
         remedy="Choose --precision 16.16, or leave stochastic_rounding out.",
+    ),
+    idle(
+        "matmul_precision",
+        "precision",
+        lambda facts: (
+            facts.config.numerics.matmul_precision != "default" and facts.config.numerics.precision != "32.32"
+        ),
     ),
     idle(
         "half_type",

@@ -540,6 +540,13 @@ NO_EFFECT = (
         reason="It is kernels of CUDA graphs that run at the same time.",
     ),
     NoEffect(
+        section="numerics",
+        option="matmul_precision",
+        backends=(CPU,),
+        applies=lambda value: value != "default",
+        reason="CPUs multiply float32 values as they are.",
+    ),
+    NoEffect(
         section="run",
         option="first_device",
         backends=(CPU, TPU),

@@ -70,6 +70,7 @@ class EvalSpec:
     compute_dtype: jax.typing.DTypeLike
     num_replicas: int
     half_partials: bool = False
+    matmul_precision: str = "default"
     stable_norm: bool = False
     cpu_kernels: str = "auto"
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
@@ -92,6 +93,7 @@ class EvalSpec:
             train=False,
             compute_dtype=self.compute_dtype,
             half_partials=self.half_partials,
+            matmul_precision=self.matmul_precision,
             stable_norm=self.stable_norm,
             cpu_kernels=self.cpu_kernels,
         )

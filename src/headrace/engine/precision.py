@@ -98,6 +98,7 @@ class Precision:
     accumulator_dtype: jnp.dtype
     stochastic_rounding: bool  # of 16-bit weights; has no effect on float32 ones
     half_partials: bool = False  # 16-bit sums of matrix products
+    matmul_precision: str = "default"  # how accelerators multiply float32 values
 
     @property
     def half_weights(self) -> bool:
@@ -121,6 +122,7 @@ def make_precision(numerics: Numerics, batch: Batch, *, half_partials: bool = Fa
         accumulator_dtype=jnp.dtype(batch.gradient_accumulation_dtype),
         stochastic_rounding=numerics.stochastic_rounding,
         half_partials=half_partials and half_compute,
+        matmul_precision="default" if half_compute else numerics.matmul_precision,
     )
 
 

@@ -30,7 +30,7 @@ from headrace.engine.precision import Precision, next_loss_scale, overflow_expec
 from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
-from headrace.ops.tracing import on_gpu
+from headrace.ops.tracing import multiplying, on_gpu
 from headrace.plan.partition import segments
 
 # Apply a range of blocks, keeping everything for the backward pass or only the values at recompute points.
@@ -198,7 +198,10 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
             images, labels = spec.fetch(resident, micro | of_step)
         ctx = train_ctx(spec, state["step"], micro["index"])
         loss = jax.grad(lambda params: _scaled_loss(spec, whole, params, (images, labels), ctx), has_aux=True)
-        grads, (batch_stats, sums, probes) = loss(whole["params"])
+        with multiplying(
+            spec.precision.matmul_precision
+        ):  # also rules of gradients, which are traced behind the network
+            grads, (batch_stats, sums, probes) = loss(whole["params"])
         # Here and not after the sum, so that adding up micro-batches takes few kernels, too.
         if spec.packing is not None:
             grads, batch_stats = spec.packing.params.pack(grads), spec.packing.stats.pack(batch_stats)
@@ -247,6 +250,7 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
         probe=probe,
         frozen=spec.frozen,
         cpu_kernels=spec.cpu_kernels,
+        matmul_precision=spec.precision.matmul_precision,
     )
 
 
@@ -283,9 +287,10 @@ def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, gr
     # The rule sees float32 whatever the stored format is; the result is rounded once, where the weights are written.
     params32 = jax.tree.map(lambda w: w.astype(jnp.float32), state["params"])
     step = state["step"]
-    updates, opt = spec.optimizer.update(
-        grads, state["opt"], params32, step=step, rate=spec.lr_curve(step), grad_norm=grad_norm
-    )
+    with multiplying(spec.precision.matmul_precision):  # Muon's
+        updates, opt = spec.optimizer.update(
+            grads, state["opt"], params32, step=step, rate=spec.lr_curve(step), grad_norm=grad_norm
+        )
     params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)
     keep = spec.bn_momentum
 

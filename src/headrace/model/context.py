@@ -145,7 +145,8 @@ class Ctx:
     `norm_groups` is (axis name, index groups) for batch norm over several replicas. `probe(block name, output)` is
     called with the output of every block. `path` is the position of a layer in the network, which is part of the
     address of its random numbers. `frozen(tensor name)` returns whether training leaves a weight unchanged.
-    `cpu_kernels` says when convolutions on the CPU are our own (ops/native_units.py).
+    `cpu_kernels` says when convolutions on the CPU are our own (ops/native_units.py), `matmul_precision` how
+    accelerators multiply float32 values (ops/tracing.py).
     """
 
     train: bool
@@ -158,6 +159,7 @@ class Ctx:
     probe: Callable[[str, Any], Any] | None = None
     frozen: Callable[[str], bool] | None = None
     cpu_kernels: str = "auto"
+    matmul_precision: str = "default"
 
     def is_frozen(self, *tensors: str) -> bool:
         """Return whether all these tensors of the layer are frozen; the layer then works as in evaluation."""

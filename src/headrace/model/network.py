@@ -114,6 +114,12 @@ class Network:
         self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: PyTree, ctx: Ctx
     ) -> tuple[Any, Tree]:
         """Apply the blocks i..j-1; `params` and `stats` need contain only theirs."""
+        with ops.multiplying(ctx.matmul_precision):
+            return self._apply_range(i, j, params, stats, x, ctx)
+
+    def _apply_range(
+        self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: PyTree, ctx: Ctx
+    ) -> tuple[Any, Tree]:
         x, batch_stats = jax.tree.map(lambda part: part.astype(ctx.compute_dtype), x), {}
         if ctx.train and ctx.frozen is not None:
             # Saves the gradients of frozen weights, and all gradients of blocks before the first trained weight.

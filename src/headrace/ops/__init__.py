@@ -36,7 +36,7 @@ from headrace.ops.normalization import (
     layer_norm,
 )
 from headrace.ops.pool import Windows, average_pool, global_average_pool, materialised, max_pool, resize_by_average
-from headrace.ops.tracing import collecting, using, weights_are_constant
+from headrace.ops.tracing import collecting, multiplying, using, weights_are_constant
 
 __all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "collecting", "conv2d", "dense"]
 __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_swish", "layer_norm", "materialised"]
@@ -44,4 +44,4 @@ __all__ += ["max_pool", "mish", "relu", "relu6", "resize_by_average", "sigmoid",
 __all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window", "uses_kernels"]
 __all__ += ["ConstantUnit", "Gate", "conv_bias", "find_bottleneck", "find_dense", "find_gate", "find_max_pool"]
 __all__ += ["Shaped", "Window", "Windows", "describe_missing_kernels", "find_norm_pool", "fuses_norm_pools"]
-__all__ += ["weights_are_constant"]
+__all__ += ["multiplying", "weights_are_constant"]

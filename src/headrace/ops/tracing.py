@@ -9,7 +9,7 @@ same operations take the values from the list, in the same order. Without either
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -51,6 +51,15 @@ def portable() -> Iterator[None]:
 def is_portable() -> bool:
     """Return whether the program being traced is meant for several backends."""
     return _portable.get()
+
+
+# The options' names of how float32 values are multiplied, and JAX's; by default JAX's own settings stay as they are.
+_MULTIPLYING = {"tf32": "tensorfloat32", "float32": "float32"}
+
+
+def multiplying(precision: str) -> AbstractContextManager[Any]:
+    """Trace convolutions and matrix products that multiply float32 values so on accelerators."""
+    return nullcontext() if precision == "default" else jax.default_matmul_precision(_MULTIPLYING[precision])
 
 
 @dataclass(frozen=True)

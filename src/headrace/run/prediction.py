@@ -214,6 +214,7 @@ def _forward_spec(model: TrainedModel, reducer: Reducer) -> EvalSpec:
         fetch=fetch,
         compute_dtype=jnp.float32,
         num_replicas=1,
+        matmul_precision=model.config.numerics.matmul_precision,
         stable_norm=model.config.model.stable_norm,
         reducer=reducer,
     )

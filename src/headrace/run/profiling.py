@@ -328,6 +328,7 @@ def with_measured_blocks(resolved: Resolved, custom: CustomParts = NOTHING) -> R
             train=True,
             compute_dtype=design.precision.compute_dtype,
             half_partials=design.precision.half_partials,
+            matmul_precision=design.precision.matmul_precision,
             stable_norm=config.model.stable_norm,
             cpu_kernels=config.compiler.cpu_kernels,
         )

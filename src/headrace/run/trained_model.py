@@ -77,7 +77,13 @@ class TrainedModel:
 
     def context(self, compute_dtype: jax.typing.DTypeLike = jnp.float32) -> Ctx:
         """Return the conditions under which the network is applied outside of a run."""
-        return Ctx(train=False, compute_dtype=compute_dtype, stable_norm=self.config.model.stable_norm)
+        config = self.config
+        return Ctx(
+            train=False,
+            compute_dtype=compute_dtype,
+            stable_norm=config.model.stable_norm,
+            matmul_precision=config.numerics.matmul_precision if compute_dtype == jnp.float32 else "default",
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the description that is exported with the weights, as plain values."""

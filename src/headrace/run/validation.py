@@ -70,6 +70,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
         fetch_labels=partial(fetch_labels, spec=options.preprocess, train=False),
         compute_dtype=design.precision.compute_dtype,
         half_partials=design.precision.half_partials,
+        matmul_precision=design.precision.matmul_precision,
         stable_norm=design.config.model.stable_norm,
         cpu_kernels=design.config.compiler.cpu_kernels,
         compiler_options=tuple(compiler_options(compiler).items()),

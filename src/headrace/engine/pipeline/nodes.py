@@ -23,7 +23,7 @@ from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
 from headrace.engine.compiler import OptionItems
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.engine.step import KEPT
-from headrace.ops import PRODUCT
+from headrace.ops import PRODUCT, multiplying
 from headrace.plan.schedule import Node, Op, Work
 from headrace.plan.timeline import Table
 
@@ -56,6 +56,7 @@ class NodeSpec:
     empty_counts: Callable[[PyTree], PyTree] = lambda fixed: ()
     count: Callable[[PyTree, PyTree], PyTree] = lambda counts, counted: counts
     exchanges: bool = False  # between replicas, in its passes
+    matmul_precision: str = "default"
     compiler_options: OptionItems = ()
 
 
@@ -74,7 +75,7 @@ def make_node(spec: NodeSpec) -> NodePrograms:
     common: dict[str, Any] = {"compiler_options": spec.compiler_options}
     forward = on_mesh(
         spec.mesh,
-        lambda *given: _forward(spec, *given),
+        _multiplying(spec, _forward),
         (ALL, ALL, EACH, EACH, *spec.source_specs, *inputs),
         (EACH, EACH, EACH, EACH),
         donate=(3,),
@@ -91,7 +92,7 @@ def make_node(spec: NodeSpec) -> NodePrograms:
         fresh=on_mesh(spec.mesh, lambda *given: _fresh(spec, *given), (ALL, ALL), (EACH, EACH), **common),
         backward=on_mesh(
             spec.mesh,
-            lambda *given: _backward(spec, *given),
+            _multiplying(spec, _backward),
             (ALL, EACH, EACH, EACH, ALL, *rest, *inputs, *gradients),
             (*(EACH,) * (1 if spec.is_first else spec.num_inputs), EACH),
             donate=(3,),
@@ -100,6 +101,16 @@ def make_node(spec: NodeSpec) -> NodePrograms:
             **common,
         ),
     )
+
+
+def _multiplying(spec: NodeSpec, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a pass that multiplies as its node says, also in rules of gradients, which JAX traces apart."""
+
+    def multiplies(*given: PyTree) -> Any:
+        with multiplying(spec.matmul_precision):
+            return run(spec, *given)
+
+    return multiplies
 
 
 def expand(tree: PyTree) -> PyTree:

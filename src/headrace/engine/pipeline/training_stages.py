@@ -98,6 +98,7 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
         empty_counts=lambda fixed: _empty_counts(stage, fixed),
         count=lambda counts, counted: _count(stage, counts, counted),
         exchanges=step.norm_group_size > 1,
+        matmul_precision=step.precision.matmul_precision,
         compiler_options=step.compiler_options,
     )
 
