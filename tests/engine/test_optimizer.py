@@ -156,6 +156,24 @@ def test_lars_matches_numpy_with_exclusions(start):
     assert_same(train(make("lars", LARS), start, grads_at, 6), by_hand(start, 6, rule))
 
 
+def test_lars_has_the_rate_inside_its_velocity_unlike_timm(start):
+    """The same as velocity x rate while the rate stands still, another sequence where it changes, as documented."""
+
+    def outside(name, w, g, slots, rate):
+        trust, decay = 1.0, 0.0
+        if name == "kernel":
+            norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
+            trust, decay = 0.02 * norm_w / (norm_g + 0.01 * norm_w + 1e-3), 0.01
+        slots["v"] = 0.9 * slots.get("v", 0.0) + trust * (g + decay * w)
+        return w - rate * slots["v"]
+
+    changing = by_hand(start, 6, outside)
+    ours = train(make("lars", LARS), start, grads_at, 6)
+    assert max(np.abs(np.asarray(ours["conv"][name]) - changing[name]).max() for name in changing) > 0.05
+    steady = by_hand(start, 6, lambda name, w, g, slots, _rate: outside(name, w, g, slots, 0.1))
+    assert_same(train(make("lars", LARS, constant(0.1)), start, grads_at, 6), steady)
+
+
 # -------------------------------------------------------------------------------------------------------------- RMSprop
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rmsprop_matches_numpy(start, momentum):

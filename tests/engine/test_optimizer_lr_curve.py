@@ -53,6 +53,17 @@ def test_decay_without_length_ends_with_the_run(mode, last):
     assert float(poly(t)) == pytest.approx(1 - (t - 200 if mode == "shift" else t) / last, rel=1e-6)
 
 
+def test_boundaries_a_step_earlier_are_those_of_torch():
+    """MultiStepLR has factor^(milestones that the step has reached); the sentence in docs/numerics.md."""
+    milestones = [3, 7]
+    curve = curve_of("stepped", {"boundaries": [m - 1 / U for m in milestones], "values": [1.0, 0.1, 0.01]})
+    steps = np.arange(10 * U)
+    wanted = 0.1 ** np.sum(steps[:, None] >= np.array(milestones) * U, 1)
+    np.testing.assert_allclose(jax.vmap(curve)(jnp.asarray(steps)), wanted, rtol=1e-6)
+    late = curve_of("stepped", {"boundaries": milestones, "values": [1.0, 0.1, 0.01]})
+    np.testing.assert_allclose(jax.vmap(late)(jnp.asarray(steps[1:])), wanted[:-1], rtol=1e-6)
+
+
 def test_stepped_values_are_absolute_and_change_after_the_boundary():
     curve = curve_of("stepped", {"boundaries": [1, 2.5], "values": [1.0, 0.1, 0.01]}, batch=1024)
     points = {0: 1.0, 100: 1.0, 101: 0.1, 250: 0.1, 251: 0.01, 9999: 0.01}

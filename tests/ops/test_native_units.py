@@ -200,8 +200,8 @@ def test_a_large_mean_costs_no_digits_but_its_own(
 ) -> None:
     """As good as a second pass over the images: what is left is that a mean has 24 bits."""
     rng, channels = np.random.default_rng(6), shape[3]
-    x = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
-    w = np.eye(channels, dtype=np.float32)[None, None]  # so that the convolution's result is x
+    x: Any = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
+    w: Any = np.eye(channels, dtype=np.float32)[None, None]  # so that the convolution's result is x
     if groups > 1:
         w = np.zeros((3, 3, 1, channels), np.float32)
         w[1, 1] = 1
@@ -236,9 +236,10 @@ def test_a_large_mean_costs_no_digits_but_its_own(
 def test_replicas_that_share_statistics_lose_no_digits_of_a_large_mean() -> None:
     """One exchange forward, of means and variances, and one backward."""
     rng, shape = np.random.default_rng(7), (8, 6, 6, 16)
-    x = (1000 + rng.standard_normal(shape)).astype(np.float32)
+    x: Any = (1000 + rng.standard_normal(shape)).astype(np.float32)
     x[2:4] += 3  # replicas with means of their own
-    w, ones = np.eye(16, dtype=np.float32)[None, None], np.ones(16, np.float32)
+    w: Any = np.eye(16, dtype=np.float32)[None, None]
+    ones: Any = np.ones(16, np.float32)
     mesh = jax.make_mesh((4,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
     shared, replica = ("replica", ((0, 1), (2, 3))), jax.sharding.PartitionSpec("replica")
     window = find_window(x[:2], w, 1, "SAME", 1, "on")
@@ -246,7 +247,8 @@ def test_replicas_that_share_statistics_lose_no_digits_of_a_large_mean() -> None
     unit = Unit(window=window, activation=None, epsilon=EPSILON, shared=shared)
 
     def run(x: Any) -> Any:
-        (y, mean, variance), vjp = jax.vjp(lambda x: unit_train(x, w, ones, ones, None, unit), x)
+        results, vjp = jax.vjp(lambda x: unit_train(x, w, ones, ones, None, unit), x)
+        y, mean, variance = results  # pyright: ignore[reportGeneralTypeIssues]
         return y, mean[None], variance[None], vjp((jnp.square(y), mean * 0, mean * 0))[0]
 
     program = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=replica, out_specs=replica, check_vma=False))
@@ -526,6 +528,25 @@ def test_nan_and_infinity_stay_what_they_are() -> None:
     assert variance is not None
     assert np.isnan(np.asarray(mean)).all()
     assert np.isnan(np.asarray(variance)).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, 2.0**127])
+def test_what_winograd_makes_of_infinity_stays_in_its_tiles(value: float) -> None:
+    """NaN beside infinities, as documented; the trainer stops at both. Plain products keep infinity."""
+    x: Any = np.ones((3, 12, 12, 16), np.float32)
+    w: Any = np.ones((3, 3, 16, 16), np.float32)
+    x[1, 5, 5, 3] = value
+    for mode, has_nan in (("on", True), ("no-winograd", False)):
+        y = np.asarray(jax.jit(lambda x, mode=mode: conv2d(x, w, 1, "SAME", 1, mode))(x))
+        bad = ~np.isfinite(y)
+        assert bad.any() == (has_nan or value == np.inf)
+        assert np.isnan(y).any() == has_nan
+        assert not bad[[0, 2]].any()
+        if has_nan:  # a tile of 4x4 outputs sees 6x6 inputs: pixel 5 is in two of each row and column at most
+            assert not bad[1, 8:].any()
+            assert not bad[1, :, 8:].any()
+        elif value == np.inf:
+            assert (np.argwhere(bad)[:, 1:3].min(), np.argwhere(bad)[:, 1:3].max()) == (4, 6)
 
 
 def test_what_the_kernels_do_not_compute_is_left_to_xla() -> None:
