@@ -282,6 +282,10 @@ def _check_image(data: bytes, pixels: np.ndarray) -> None:
     assert np.abs(pixels - wanted).max() <= (2 if kind in ("JPEG", "MPO") else 0)
 
 
+def _check_json(data: bytes, value: Any) -> None:
+    assert json.dumps(value) == json.dumps(json.loads(data))
+
+
 def _check_tensors(data: bytes, arrays: dict[str, np.ndarray]) -> None:
     wanted = load_safetensors(data)
     assert set(arrays) == set(wanted)
@@ -332,7 +336,10 @@ READERS: dict[str, Reader] = {
         weight=4,
     ),
     "json": Reader(
-        good=(json.dumps(_RECORD).encode(),), read=lambda path: parse_json(path.read_bytes()), clear=(ValueError,)
+        good=(json.dumps(_RECORD).encode(),),
+        read=lambda path: parse_json(path.read_bytes()),
+        check=_check_json,
+        clear=(ValueError,),
     ),
     "record": Reader(
         good=(json.dumps(_RECORD).encode(),), read=lambda path: parse_record(path.read_bytes()), clear=(ValueError,)
