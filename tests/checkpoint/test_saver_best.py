@@ -45,6 +45,17 @@ def test_the_only_good_one_is_never_deleted(tmp_path: Path) -> None:
     assert newest_good(tmp_path)[0] == paths[1]
 
 
+def test_what_was_written_just_now_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that stays nowhere vouches for nothing: then one that stays is read."""
+    read = []
+    monkeypatch.setattr("headrace.checkpoint.saver.verify", lambda path: read.append(step_of(path)))
+    make(tmp_path, 1, 2, 3)
+    prune(tmp_path, 2, written=checkpoint_name(3))
+    assert (steps_in(tmp_path), read) == ([2, 3], [])
+    prune(tmp_path, 1, written=checkpoint_name(2))
+    assert (steps_in(tmp_path), read) == ([3], [3])
+
+
 def test_one_that_is_being_written_is_not_touched(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
     writing = tmp_path / ".tmp-step_00000004-1"

@@ -5,11 +5,13 @@ import json
 import os
 import shutil
 import struct
+import tracemalloc
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from headrace.checkpoint.store import checkpoint_name, list_checkpoints, load, newest_good, save, step_of, verify
 from headrace.core.errors import CheckpointError
@@ -88,6 +90,22 @@ def test_the_tensor_file_is_plain_safetensors(saved: Path) -> None:
     assert (entry["dtype"], entry["shape"]) == ("BF16", [8, 10])
     start, end = (8 + length + offset for offset in entry["data_offsets"])
     assert data[start:end] == some_arrays()["params/head/fc/kernel"].tobytes()
+
+
+def test_the_tensor_file_has_the_bytes_of_the_safetensors_library(saved: Path) -> None:
+    given = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in some_arrays().items()}
+    assert (saved / "state.safetensors").read_bytes() == safetensors.numpy.save(given)
+
+
+def test_saving_takes_no_memory_for_the_whole(tmp_path: Path) -> None:
+    """64 MB in 8 tensors, of which NumPy, and Python's allocator, see no copy."""
+    arrays = {f"params/{number}": np.zeros(2_000_000, np.float32) for number in range(8)}
+    tracemalloc.start()
+    try:
+        save(tmp_path, checkpoint_name(1), arrays, {"step": 1})
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_manifest_says_what_is_there(saved: Path) -> None:

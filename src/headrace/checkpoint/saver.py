@@ -111,12 +111,12 @@ class BestCheckpoints:
             raise write_error(self.directory / BEST_FILE, error) from error
 
 
-def prune(directory: Path | str, keep_last: int, keep: Collection[str] = ()) -> list[Path]:
+def prune(directory: Path | str, keep_last: int, keep: Collection[str] = (), written: str = "") -> list[Path]:
     """Delete all checkpoints but the last `keep_last` and those named in `keep`; return the deleted paths.
 
-    Before anything is deleted, one that stays must verify as good. If none does, the newest good one among those to be
-    deleted stays as well, so that the only good one is never lost. A checkpoint that is being written has a hidden
-    name and is never touched.
+    Before anything is deleted, one that stays must be good: one that this process has just `written` is, any other must
+    verify. If none is, the newest good one among those to be deleted stays as well, so that the only good one is never
+    lost. A checkpoint that is being written has a hidden name and is never touched.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, not {keep_last}")
@@ -124,8 +124,9 @@ def prune(directory: Path | str, keep_last: int, keep: Collection[str] = ()) -> 
     # `.old-` is what a crash left of a replaced checkpoint; it counts under its real name.
     stay = [path for path in everything if path in everything[-keep_last:] or path.name.removeprefix(".old-") in keep]
     go = [path for path in everything if path not in stay]
-    # Newest first: usually the first one verifies, and nothing else is read.
-    if go and not any(not verify(path) for path in reversed(stay)):
+    # To read what was written and synced a moment ago would find it in memory, and take as long as writing it. Of
+    # others the newest first: usually it verifies, and nothing else is read.
+    if go and not any(path.name == written or not verify(path) for path in reversed(stay)):
         last_good = next((path for path in reversed(go) if not verify(path)), None)
         go = [path for path in go if path != last_good]
     for path in go:
@@ -232,7 +233,7 @@ class Saver:
             if self._keep_last is not None:
                 # After the new one is complete, never before: a full disk then costs the newest checkpoint, not the
                 # one to resume from.
-                prune(self.directory, self._keep_last, self._keep())
+                prune(self.directory, self._keep_last, self._keep(), written=name)
         except Exception as error:
             self._error = error
             return

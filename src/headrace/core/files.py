@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,14 @@ def sync_directory(directory: Path) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
+    write_parts_synced(path, [data])
+
+
+def write_parts_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file from its parts, each asked for when those before it are written; wait until the disk has it."""
     with path.open("wb") as file:
-        file.write(data)
+        for part in parts:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
 

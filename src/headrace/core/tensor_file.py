@@ -1,13 +1,13 @@
 """Safetensors files as arrays and back, with a note that Headrace writes into the header."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from headrace.core.files import parse_json
 
@@ -77,6 +77,36 @@ def read_safetensors(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 def write_safetensors(arrays: dict[str, np.ndarray], note: dict[str, Any]) -> bytes:
     """Return the file's bytes. Other readers look for `format`."""
-    # ascontiguousarray makes a vector of a single number; the reshape undoes that.
-    host = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    return safetensors.numpy.save(host, {"format": "pt", _NOTE: json.dumps(note)})
+    return b"".join(safetensors_parts(arrays, {"format": "pt", _NOTE: json.dumps(note)}))
+
+
+# As the safetensors library lays tensors out: those of the largest types first, so that each begins at a multiple of
+# its size; of one type by name.
+_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
+_CODES = {DTYPES[code]: (place, code) for place, code in enumerate(_ORDER)}
+_PART_BYTES = 1 << 20  # what reads a part again, to hash it, finds it in the processor's cache
+
+
+def safetensors_parts(
+    arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file: its header, then the arrays' own memory; nothing is copied.
+
+    Types must be those of DTYPES. An array whose elements do not lie in order is copied when its turn comes.
+    """
+    names = sorted(arrays, key=lambda name: (_CODES[arrays[name].dtype], name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        code = _CODES[array.dtype][1]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        # As plain bytes: Python's buffers know no bfloat16.
+        memory = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
+        for begin in range(0, len(memory), _PART_BYTES):
+            yield memory[begin : begin + _PART_BYTES].data
