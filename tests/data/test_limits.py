@@ -86,8 +86,9 @@ def test_scans_of_a_thumbnail_do_not_count() -> None:
 def test_a_jpeg_of_many_empty_segments_is_refused(decoder: str) -> None:
     data = encode(smooth(40, 40))
     many = data[:2] + b"\xff\xe0\0\2" * 1_000_000 + data[2:]
-    with quickly(), pytest.raises(BadImage, match=r"segments|too many parts"):
-        whole(many)
+    for read in (whole, crop):  # the C code leaves it to the others, so that it is bad on every machine
+        with quickly(), pytest.raises(BadImage, match=r"segments|too many parts"):
+            read(many)
     with quickly(), pytest.raises(BadImage, match="segments"):
         cut_rows(many, 0, 8)
     few = data[:2] + b"\xff\xe0\0\2" * (MAX_SEGMENTS // 2) + data[2:]

@@ -13,6 +13,7 @@
 #define LOOK 11         /* bits that are looked up at once; longer codes are rare */
 #define END_OF_BLOCK 63 /* steps of the code that ends a block */
 #define MAX_SIDE 65500  /* of an image, as libjpeg has it */
+#define MAX_SEGMENTS 10000 /* in front of the scan, as data/decoding/limits.py has it */
 
 /* A Huffman table. An entry of `look` is 0 where the code is longer than LOOK or does not exist. Else it has, of one value or of
    two that follow each other: bits of all, bits of the first code and value, bits of the first value, how many steps it goes on

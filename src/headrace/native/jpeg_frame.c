@@ -87,7 +87,8 @@ int hr_read_frame(const uint8_t *data, size_t size, Frame *frame) {
   memset(frame, 0, sizeof *frame);
   frame->orientation = 1;
   if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) return 0;
-  for (size_t place = 2; place + 4 <= size;) {
+  size_t place = 2;
+  for (int number = 0; number < MAX_SEGMENTS && place + 4 <= size; number++) {
     const uint8_t *at = data + place + 2;
     int marker = data[place + 1], length = word(at);
     if (data[place] != 0xFF || length < 2 || place + 2 + (size_t)length > size) return 0;
