@@ -118,3 +118,19 @@ def test_fit_refuses(tmp_path, monkeypatch) -> None:
         with pytest.raises(ConfigError, match=words):
             model.fit(images, labels, epochs=1, **option)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_model_is_not_refused_what_its_run_was_asked_for(tmp_path, monkeypatch) -> None:
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    short = {"epochs": 1, "steps_per_epoch": 1, "progress": "none", "report": False}
+    model = headrace.Model("toy_model", num_classes=2, micro_batch_size=4, early_stopping=3)
+    images, labels = np.zeros((8, 32, 32, 3), np.uint8), np.arange(8) % 2
+    run = model.fit(images, labels, validation_data=(images, labels), run_name="first", **short)
+    again = headrace.Model.load(run.directory)
+    again.fit(images, labels, run_name="second", **short)  # without validation data
+    with pytest.raises(ConfigError, match=r"early_stopping 2 \(code\) is never checked"):
+        again.fit(images, labels, run_name="third", early_stopping=2, **short)
+    with pytest.raises(ConfigError, match=r"early_stopping 3 \(code\) is never checked"):
+        headrace.Model.load(run.directory, early_stopping=3).fit(images, labels, run_name="third", **short)

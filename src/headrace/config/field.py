@@ -60,6 +60,7 @@ TRANSLATED = "translated"  # the kind of a value that follows from an option of 
 DEFAULT = Origin(kind="default")
 COMMAND_LINE = Origin(kind="command line")
 CODE = Origin(kind="code")
+LOADED = Origin(kind="loaded run")  # of the run that code loaded a model from: nobody asks for it anew
 
 
 @dataclass(frozen=True, kw_only=True)

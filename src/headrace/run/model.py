@@ -21,6 +21,7 @@ import numpy as np
 
 from headrace.checkpoint.store import load as read_manifest
 from headrace.checkpoint.store import save
+from headrace.config.field import LOADED
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
@@ -166,6 +167,7 @@ class Model:
             self._network, self._fixed_shape = self._code_network, True
             names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
             self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
+        self._carried: Mapping[str, Any] = {}  # the options of the run that it was loaded from
         self._trained: _Trained | None = None
         self._objective = STANDARD  # loss and metrics of the last fit
         self._last_options = without_data(self._options)  # those of the last fit, without what names its data
@@ -297,6 +299,9 @@ class Model:
     ) -> tuple[Resolved, CustomParts]:
         """Return the configuration of a fit, and what code gives to it."""
         resolved, custom = self._data_parts(data, labels, validation_data, options)
+        of_run = {name: LOADED for name, value in self._carried.items() if options.get(name) == value}
+        known = {name: origin for name, origin in of_run.items() if name in resolved.origins}
+        resolved = replace(resolved, origins={**resolved.origins, **known})
         return resolved, replace(custom, weights=self._float32_weights())
 
     def _data_parts(
@@ -528,6 +533,8 @@ class Model:
             classes = {} if made else {"num_classes": len(manifest["class_names"])}
             shape = {} if made else {"input_shape": manifest["input"]["image_hwc"]}
             model = cls(network, config="none", **classes, **shape, **kept | options)
+        asked = full_names(options, network is not None)
+        model._carried = {name: value for name, value in kept.items() if name not in asked}
         return model.load_weights(path)
 
     def load_weights(self, path: str | Path) -> "Model":
