@@ -221,7 +221,14 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     assert run(["resume", run_dir], other) == 2
     assert f"Another process (pid {process.pid}) is writing into {run_dir}" in other.read_text()
     assert {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
-    time.sleep(2)  # the call begins about half a second after its program was compiled, and takes many
+
+    def is_called() -> bool:
+        """Ask where its threads are: one waits for the end of the call, which takes many seconds."""
+        process.send_signal(signal.SIGQUIT)
+        time.sleep(0.2)
+        return "in _when_over" in output.read_text()
+
+    assert wait_until(process, is_called), output.read_text()
     process.send_signal(signal.SIGINT)
     assert wait_until(process, lambda: "a second one exits at once" in output.read_text())
     time.sleep(0.3)

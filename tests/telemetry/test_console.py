@@ -13,6 +13,7 @@ import termios
 import threading
 import time
 import types
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,6 +176,8 @@ def test_a_terminal_shows_a_live_line_and_permanent_lines(monkeypatch: pytest.Mo
     stream = Terminal()
     console = make_console("auto", stream=stream)
     console.write(START)
+    now = iter((100.0, 100.5))  # half a second for 22 steps, so that the 836 which are left take 19
+    monkeypatch.setattr("headrace.telemetry.console.time", SimpleNamespace(monotonic=lambda: next(now)))
     console.advance(22)
     console.write(train(44, 10.0))
     console.write(validation(0.958333))
@@ -184,7 +187,7 @@ def test_a_terminal_shows_a_live_line_and_permanent_lines(monkeypatch: pytest.Mo
     console.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     assert "compiling ..." in shown
-    assert "epoch 1.00/20  step 44/880  loss 0.3121  1,234 img/s  epoch 0:00  run 0:00 left" in shown
+    assert "epoch 1.00/20  step 44/880  loss 0.3121  1,234 img/s  epoch 0:00  run 0:19 left" in shown
     assert "validation  epoch 3.00  top-1 95.83 %" in shown
     assert "a [bold]note[/bold] of 3" in shown  # the user's brackets are no markup
     assert shown.rstrip().endswith("time to target 12.5 s  1,234 img/s")
