@@ -27,8 +27,8 @@ import numpy as np
 from headrace.config.load import config_from
 from headrace.config.section_model import find_variant
 from headrace.model.context import Ctx, Draws
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 
 
 def make_network(name: str, norm: str) -> Network:

@@ -16,9 +16,12 @@ from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision
 from headrace.engine.state import ON_DEVICE, Placement, put_state, state_from
 from headrace.engine.step import StepSpec, make_call, make_step, put_on
-from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
+from headrace.model.activations import Activation
+from headrace.model.composite import Chain, Residual
+from headrace.model.gates import Dropout, DropPath, SqueezeExcite
+from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
-from headrace.model.norm import Activation, Dropout, DropPath, Norm, NormSpec, SqueezeExcite
+from headrace.model.norm import Norm, NormSpec
 from headrace.plan.partition import stage_ranges
 from headrace.plan.schedule import Work
 from headrace.plan.timeline import make_table

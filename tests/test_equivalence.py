@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.model.context import Cost
-from headrace.model.families import build_network
+from headrace.model.cost import Cost
 from headrace.model.network import Network
 from headrace.model.norm import NormSpec
+from headrace.model.zoo import build_network
 
 from .harness import OPTIONS, assert_close, make_samples, small_residual, train_steps
 

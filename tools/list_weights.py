@@ -28,8 +28,8 @@ from headrace.config.section_model import OPTION_FAMILIES, find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.custom_block import weights_like
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.weights.name_tables import SCHEMES, pair_names
 
 FILES = Path(__file__).parents[1] / "src" / "headrace" / "weights" / "files"

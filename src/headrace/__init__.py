@@ -29,8 +29,8 @@ _HOME = {
     "read_digits": "headrace.data.sets.known_sets",
     "join_job": "headrace.job",
     "custom_network": "headrace.model.custom",
-    "build_network": "headrace.model.families",
-    "model_names": "headrace.model.families",
+    "build_network": "headrace.model.zoo",
+    "model_names": "headrace.model.zoo",
     "make_plan": "headrace.plan.plan",
     "dataset_benchmark": "headrace.program.infeed",
     "infeed_benchmark": "headrace.program.infeed",
@@ -132,7 +132,7 @@ if TYPE_CHECKING:
     from headrace.data.sets.known_sets import read_digits
     from headrace.job import join_job
     from headrace.model.custom import custom_network
-    from headrace.model.families import build_network, model_names
+    from headrace.model.zoo import build_network, model_names
     from headrace.plan.plan import make_plan
     from headrace.program import loops
     from headrace.program.gradients import accumulate_gradients, cross_replica

@@ -4,28 +4,27 @@ A layer is a frozen value with `shape`, `init`, `apply` and `cost` (`Layer` says
 with these four methods can stand wherever one of these can.
 """
 
-from headrace.model.context import Cost, Ctx
+from headrace.model.activations import Activation
+from headrace.model.composite import Chain, Concat, Residual, SubsampleShortcut
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.gates import Dropout, DropPath, LayerScale, SqueezeExcite
+from headrace.model.initial import Normal, VarianceScaling
 from headrace.model.layers import (
     AveragePool,
-    Chain,
-    Concat,
     Conv,
     Dense,
     Flatten,
     GlobalAveragePool,
     Layer,
     MaxPool,
-    Normal,
     Relu,
-    Residual,
     ResizeByAverage,
-    SubsampleShortcut,
-    VarianceScaling,
     WithoutParameters,
     ZeroPad,
 )
 from headrace.model.network import Network
-from headrace.model.norm import Activation, Dropout, DropPath, LayerNorm, LayerScale, Norm, NormSpec, SqueezeExcite
+from headrace.model.norm import LayerNorm, Norm, NormSpec
 
 __all__ = [
     "Activation",

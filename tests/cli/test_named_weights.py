@@ -15,7 +15,7 @@ from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.tensor_file import write_safetensors
 from headrace.model.context import Ctx
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.weights import named
 from headrace.weights.convert import flat_weights
 from tests.core.file_server import serving, without_proxies

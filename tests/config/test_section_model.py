@@ -6,7 +6,7 @@ from headrace.config.load import config_from, override, resolve
 from headrace.config.schema import all_options
 from headrace.config.section_model import FAMILIES, OPTION_FAMILIES, VARIANTS, norm_choice
 from headrace.core.errors import ConfigError
-from headrace.model.families import ROWS
+from headrace.model.zoo import ROWS
 
 
 def test_every_network_of_the_table_can_be_built_and_no_other():

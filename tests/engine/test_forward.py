@@ -13,10 +13,13 @@ from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.engine.pipeline import step_plan
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.engine.step import no_labels
+from headrace.model.activations import Activation
+from headrace.model.composite import Chain, Residual
 from headrace.model.context import Ctx
-from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Layer, MaxPool, Relu, Residual
+from headrace.model.gates import SqueezeExcite
+from headrace.model.layers import Conv, Dense, GlobalAveragePool, Layer, MaxPool, Relu
 from headrace.model.network import Network
-from headrace.model.norm import Activation, Norm, NormSpec, SqueezeExcite
+from headrace.model.norm import Norm, NormSpec
 from tests.model.build import compute, network
 
 

@@ -14,7 +14,7 @@ from headrace.engine.kept_programs import NoValueError, by_value, digest, kept
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.state import make_packing
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.ops.tracing import portable
 
 

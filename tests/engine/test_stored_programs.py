@@ -194,7 +194,7 @@ def network_request():
     from headrace.engine.forward import EvalSpec, make_forward
     from headrace.engine.lr_curve import make_lr_curve
     from headrace.engine.optimizer import make_optimizer
-    from headrace.model.families import build_network
+    from headrace.model.zoo import build_network
 
     config, mesh = config_from({"model_name": "cifar_resnet8"}), replica_mesh(jax.devices()[:1])
     curve = make_lr_curve(config.learning, global_batch_size=8, updates_per_epoch=10, num_epochs=2)

@@ -5,11 +5,16 @@ from typing import Any
 import jax
 
 from headrace.config.section_model import VARIANTS, find_variant
+from headrace.model.activations import Activation
+from headrace.model.build_options import DIALECTS, BuildOptions
+from headrace.model.composite import Chain, Residual
 from headrace.model.context import Ctx
-from headrace.model.families import Row, build_network
-from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
+from headrace.model.families.row import Row
+from headrace.model.gates import Dropout, DropPath, SqueezeExcite
+from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.model.network import Network
-from headrace.model.norm import DIALECTS, Activation, BuildOptions, Dropout, DropPath, Norm, NormSpec, SqueezeExcite
+from headrace.model.norm import Norm, NormSpec
+from headrace.model.zoo import build_network
 from headrace.reference.entrance import config_from
 
 

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.model.context import Ctx, Draws, sample_key
+from headrace.model.context import Ctx, Draws
+from headrace.model.sample_keys import sample_key
 
 
 def ctx_of(samples, step=3, path="block"):

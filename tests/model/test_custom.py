@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.model.composite import Chain
 from headrace.model.context import Ctx, Draws
 from headrace.model.custom import custom_network
-from headrace.model.layers import Chain, Conv, Dense, Flatten, GlobalAveragePool, MaxPool, Relu
+from headrace.model.layers import Conv, Dense, Flatten, GlobalAveragePool, MaxPool, Relu
 from headrace.model.network import Network
 from tests.fork_server import run
 

@@ -9,11 +9,11 @@ import pytest
 from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
+from headrace.model.composite import Residual
 from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
-from headrace.model.families import model_names
-from headrace.model.layers import Residual
-from headrace.model.norm import DropPath
+from headrace.model.gates import DropPath
+from headrace.model.zoo import model_names
 
 from .build import network
 

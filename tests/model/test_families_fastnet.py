@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from headrace.model.context import Ctx
-from headrace.model.families import Identity, Whitening
+from headrace.model.families.fastnet import Identity, Whitening
 
 from .build import compute, network
 

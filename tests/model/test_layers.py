@@ -5,19 +5,11 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.model.context import Cost, Ctx
-from headrace.model.layers import (
-    Chain,
-    Conv,
-    Dense,
-    Flatten,
-    MaxPool,
-    Relu,
-    Residual,
-    SubsampleShortcut,
-    VarianceScaling,
-    ZeroPad,
-)
+from headrace.model.composite import Chain, Residual, SubsampleShortcut
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.initial import VarianceScaling
+from headrace.model.layers import Conv, Dense, Flatten, MaxPool, Relu, ZeroPad
 
 from .build import compute
 

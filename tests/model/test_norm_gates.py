@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from headrace.core.rng import bits, name_id
+from headrace.model.activations import Activation
 from headrace.model.context import Ctx, Draws
-from headrace.model.norm import Activation, Dropout, DropPath, SqueezeExcite
+from headrace.model.gates import Dropout, DropPath, SqueezeExcite
 
 from .build import compute, small_squeeze_excite
 

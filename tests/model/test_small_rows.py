@@ -11,9 +11,12 @@ import pytest
 from headrace.core.tree import flatten_named, unflatten_named
 from headrace.data.augmentation.augment import Preprocess
 from headrace.model.context import Ctx, Draws
-from headrace.model.densenet_vgg import DenseNet, Vgg
-from headrace.model.efficientnet import ConvNeXt, EfficientNet, Group
-from headrace.model.resnet import RegNet, ResNet
+from headrace.model.families.convnext import ConvNeXt
+from headrace.model.families.densenet import DenseNet
+from headrace.model.families.efficientnet import EfficientNet, Group
+from headrace.model.families.regnet import RegNet
+from headrace.model.families.resnet import ResNet
+from headrace.model.families.vgg import Vgg
 from headrace.weights.onnx_file import write_onnx
 
 from .build import row_network

@@ -10,7 +10,7 @@ from headrace.data.dataset import describe_dataset
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.model.context import Ctx
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.plan.memory import MemoryPlan, optimizer_slots
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.report import _device_rows

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.plan.partition import (
     BlockCost,
     Limits,

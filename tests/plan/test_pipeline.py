@@ -7,8 +7,8 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.plan.pipeline import PipelineOptions, make_pipeline_plan
 
 SPLITS = [f"conv{i}_block1_post_addition_relu" for i in (2, 3, 4)]

@@ -8,7 +8,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.plan.plan import Plan, make_plan
 
 CIFAR = {"dataset": "cifar10", "micro_batch_size": 8, "gradient_accumulation_count": 8, "num_epochs": 6}

@@ -8,7 +8,7 @@ from headrace.cli.plan import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.plan import Plan, make_plan
 

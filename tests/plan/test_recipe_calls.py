@@ -10,7 +10,7 @@ from headrace.config.schema import Model, Pipeline
 from headrace.config.yaml_blocks import listed
 from headrace.core.units import parse_bytes
 from headrace.data.dataset import describe_dataset
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.plan.plan import Plan, make_plan
 from headrace.reference.entrance import named_blocks, resolve
 

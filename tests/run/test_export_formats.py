@@ -10,7 +10,8 @@ from PIL import Image
 
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError, DataError
-from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu
+from headrace.model.composite import Chain
+from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run import export_formats

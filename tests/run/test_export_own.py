@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
+from headrace.model.composite import Chain, Residual
+from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run.export_formats import ExportOptions, export_model

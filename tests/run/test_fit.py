@@ -18,7 +18,7 @@ from headrace.core.errors import CheckpointError, ConfigError, RunStopped
 from headrace.data.dataset import open_dataset
 from headrace.data.feeding.feed import TrainFeed
 from headrace.model.context import Ctx
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.run.fit import resume, train
 from headrace.run.validation import validate
 from headrace.telemetry.records import RunEnd, RunStart, TrainRecord, ValidationRecord, read_records

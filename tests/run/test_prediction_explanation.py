@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.model.context import Ctx
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.run.prediction import Explanation, draw_explanation, explained_blocks, grad_cam
 
 

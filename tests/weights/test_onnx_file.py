@@ -9,7 +9,8 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
 from headrace.data.decoding.resize import Resampling, resize_view, valid_view
-from headrace.model.context import Cost, Ctx
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters
 from headrace.model.network import Network
 from headrace.weights.onnx_file import OPSET, Graph, _resized, check_onnx, write_onnx

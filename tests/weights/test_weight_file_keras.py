@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.model.context import Ctx
-from headrace.model.families import build_network
+from headrace.model.zoo import build_network
 from headrace.weights.convert import load_into
 from headrace.weights.weight_file import read_file
 

@@ -54,8 +54,8 @@ def models(argv: list[str]) -> int:
 
 def _list_models(argv: list[str]) -> int:
     options, _ = _network_options(argv, Parser(prog="headrace models"))
-    from headrace.model.context import FLOPS_CONVENTION
-    from headrace.model.families import model_names
+    from headrace.model.cost import FLOPS_CONVENTION
+    from headrace.model.zoo import model_names
 
     rows, problems = [], []
     for name in model_names():
@@ -97,7 +97,7 @@ def _show_model(argv: list[str]) -> int:
     parser = Parser(prog="headrace models show")
     parser.add_argument("name", metavar="NAME")
     options, args = _network_options(argv, parser)
-    from headrace.model.context import FLOPS_CONVENTION
+    from headrace.model.cost import FLOPS_CONVENTION
 
     network = _build(args.name, options)
     total = network.total_cost()
@@ -128,7 +128,7 @@ def _other_names(network: "Network") -> dict[tuple[int, int], list[str]]:
 
 def _print_inner(network: "Network", others: Mapping[tuple[int, int], list[str]]) -> None:
     """Print the layers inside blocks before which a cut may lie, one line for all blocks that have the same."""
-    from headrace.model.layers import split_layers
+    from headrace.model.composite import split_layers
 
     alike: dict[str, list[int]] = {}
     for i, (name, block) in enumerate(network.blocks):
@@ -160,8 +160,9 @@ def _network_options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], A
 def _build(name: str, options: Mapping[str, Any]) -> "Network":
     """Build a network for the sizes given, else for those of the dataset, else for its default sizes."""
     from headrace.config.load import config_from
+    from headrace.config.section_model import find_variant
     from headrace.data.dataset import describe_dataset
-    from headrace.model.families import build_network, find_variant
+    from headrace.model.zoo import build_network
 
     variant = find_variant(name, options.get("model_size"), options.get("image_size"))
     (height, width, channels), num_classes = (variant.image_size, variant.image_size, 3), variant.num_classes

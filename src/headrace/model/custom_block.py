@@ -1,5 +1,6 @@
 """Custom blocks: a pair of functions, traced once for shape and cost, used as a layer like any other."""
 
+import inspect
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +13,12 @@ from jax.extend.core import ClosedJaxpr
 
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.tree import PyTree, flatten_named
-from headrace.model.context import Cost, Ctx, Draws, count_jaxpr, sample_key, start_key
-from headrace.model.layers import Layer, RngAt, Shape, Tree
+from headrace.model.context import Ctx, Draws
+from headrace.model.cost import Cost, count_jaxpr
+from headrace.model.initial import RngAt
+from headrace.model.layers import Layer, Shape, Tree
 from headrace.model.network import Network
+from headrace.model.sample_keys import sample_key, start_key
 
 _BATCH = 3  # images in a trace: few, and rarely the number of channels, which would make dims ambiguous
 
@@ -226,3 +230,21 @@ def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
     return line if len(line) < 300 else line[:297] + "..."
+
+
+MakeFunctions = Callable[[Shape], Functions]  # from the shape of one input image
+
+
+INSTALL = "Install it: pip install 'headrace[{}]'."
+
+
+def other_state(names: list[str]) -> ConfigError:
+    return ConfigError(
+        f"A module keeps variables that are neither weights nor batch statistics: {', '.join(names) or 'unnamed'}.",
+        rule="The state of a block consists of its params and the running statistics of its batch norms.",
+        remedy="Keep such values out of the network, or make them parameters.",
+    )
+
+
+def call_arguments(call: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(call).parameters)

@@ -17,8 +17,11 @@ from headrace.core.errors import ConfigError
 from headrace.core.process import num_processors
 from headrace.core.rng import generator
 from headrace.core.tree import PyTree, map_named
-from headrace.model.context import Cost, Ctx
-from headrace.model.layers import Chain, MaxPool, Named, Relu, Residual, Shape, Tail, Tree, split_layers, under
+from headrace.model.composite import Chain, Named, Residual, split_layers
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.initial import under
+from headrace.model.layers import MaxPool, Relu, Shape, Tail, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

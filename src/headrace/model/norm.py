@@ -1,7 +1,16 @@
-"""What blocks of a network share: activations and gates, the norm, and the options that they are built with."""
+"""The norm layer (batch, group or layer norm, or none), chosen once for a network; layer norm by pixel; proxy norm.
+
+After a norm that uses one image at a time, an activation shifts and widens each channel differently. Proxy norm sends
+a Gaussian with learnt mean and width per channel through the same scale, shift and activation, and normalises the
+real activations by the resulting mean and deviation: y = (act(gamma x + beta) - mean) / deviation. These moments are
+taken over 200 quantiles. They are a function of the parameters, so gradients flow through them; recomputing them in
+every pass is cheap, as 200 numbers per channel are few compared with an image.
+
+Shapes in names: C channels, Q quantiles.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -13,176 +22,12 @@ import numpy as np
 from jax import Array, lax
 
 from headrace import ops
-from headrace.config.schema import Model
-from headrace.config.section_model import Variant
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.model.context import NORM_WEIGHTS, Cost, Ctx
-from headrace.model.layers import (
-    FAN_OUT_HE,
-    Conv,
-    FusibleNorm,
-    Layer,
-    Named,
-    Relu,
-    RngAt,
-    SameShape,
-    Shape,
-    Tree,
-    VarianceScaling,
-    WithoutParameters,
-    under,
-)
-from headrace.ops.pool import Padding
-
-# Activations by name, squeeze-and-excite, layer scale, dropout and stochastic depth.
-#
-# Shapes in names: N images, C channels, R channels after the squeeze.
-
-
-ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "relu": ops.relu,
-    "relu6": ops.relu6,
-    "swish": ops.swish,
-    "mish": ops.mish,
-    "gelu": ops.gelu,
-    "hard_swish": ops.hard_swish,
-    "sigmoid": ops.sigmoid,
-    "hard_sigmoid": ops.hard_sigmoid,
-}
-
-
-@dataclass(frozen=True)
-class Activation(WithoutParameters):
-    """An activation function, by its name in ACTIVATIONS."""
-
-    kind: str = "relu"
-
-    def __post_init__(self) -> None:
-        assert self.kind in ACTIVATIONS, self.kind
-
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        return ACTIVATIONS[self.kind](x), {}
-
-    def fusible_activation(self) -> str | None:
-        """Return the name of the activation: the CPU kernels may apply it with the convolution before it."""
-        return self.kind
-
-    def cost(self, hwc: Shape) -> Cost:
-        return Cost(activation_elements=math.prod(hwc))
-
-
-def activation_of(kind: str) -> Layer:
-    """Return the layer of an activation by its name."""
-    return Relu() if kind == "relu" else Activation(kind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SqueezeExcite(SameShape):
-    """Scale each channel by a gate computed from the means of all channels: C to R, activation, and back to C."""
-
-    width: int
-    activation: str = "swish"
-    gate: str = "sigmoid"
-    initial: VarianceScaling = FAN_OUT_HE
-
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Draw both kernels; the biases start at zero."""
-        params = {}
-        for name, channels in (("reduce", (hwc[2], self.width)), ("expand", (self.width, hwc[2]))):
-            kernel = self.initial.sample(under(rng_at, name)("kernel"), channels)
-            params[name] = {"kernel": kernel, "bias": np.zeros(channels[1], np.float32)}
-        return params, {}
-
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Scale; means and sums in float32."""
-        fused = ops.find_gate(x, self._operation(params), ctx.cpu_kernels)
-        if fused is not None:
-            return fused, {}
-        x = ops.materialised(x)  # once, for the mean and the product
-        y_NC = ops.global_average_pool(x)
-        for name, function in (("reduce", self.activation), ("expand", self.gate)):
-            kernel, bias = params[name]["kernel"].astype(ctx.compute_dtype), params[name]["bias"]
-            y_NC = ACTIVATIONS[function](ops.dense(y_NC, kernel, bias, half_sums=ctx.half_partials)).astype(
-                ctx.compute_dtype
-            )
-        return x * y_NC[:, None, None], {}
-
-    def fusible_gate(self, params: Tree) -> ops.Gate | None:
-        """Return the gate: the CPU kernels may apply it with the convolutions before it."""
-        gate = self._operation(params)
-        return gate if gate.is_known() else None
-
-    def _operation(self, params: Tree) -> ops.Gate:
-        reduce, expand = ((params[name]["kernel"], params[name]["bias"]) for name in ("reduce", "expand"))
-        return ops.Gate(reduce, expand, self.activation, self.gate)
-
-    def cost(self, hwc: Shape) -> Cost:
-        channels = hwc[2]
-        return Cost(
-            params=2 * channels * self.width + self.width + channels,
-            flops=4 * channels * self.width,
-            activation_elements=math.prod(hwc) + 2 * (channels + self.width),
-            product_elements=channels + self.width,
-        )
-
-
-@dataclass(frozen=True)
-class LayerScale(SameShape):
-    """A learnt factor for each channel, starting at `initial`: small at the end of a residual unit's body."""
-
-    initial: float
-
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        return {"gamma": np.full(hwc[-1], self.initial, np.float32)}, {}
-
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        return x * params["gamma"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        return Cost(params=hwc[-1])
-
-
-@dataclass(frozen=True)
-class Dropout(WithoutParameters):
-    """In training, set each element to zero with probability `rate` and scale the others up."""
-
-    rate: float
-
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Drop and scale in training; otherwise do nothing."""
-        if not ctx.train or self.rate == 0:
-            return x, {}
-        kept = (ctx.uniform(*x.shape[1:]) >= np.float32(self.rate)).astype(jnp.float32)
-        return x * (kept * np.float32(1 / (1 - self.rate))).astype(x.dtype), {}
-
-
-@dataclass(frozen=True)
-class DropPath(WithoutParameters):
-    """In training, drop the whole branch of an image, or keep it with probability `survival` and scale it up.
-
-    At the end of a residual unit's body, a dropped branch leaves only the shortcut. Also called stochastic depth.
-    """
-
-    survival: float
-
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Drop and scale in training; otherwise do nothing."""
-        if not ctx.train or self.survival == 1:
-            return x, {}
-        kept = (ctx.uniform() < np.float32(self.survival)).astype(jnp.float32) * np.float32(1 / self.survival)
-        return x * kept.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), {}
-
-
-# The norm layer (batch, group or layer norm, or none), chosen once for a network; layer norm by pixel; proxy norm.
-#
-# After a norm that uses one image at a time, an activation shifts and widens each channel differently. Proxy norm sends
-# a Gaussian with learnt mean and width per channel through the same scale, shift and activation, and normalises the
-# real activations by the resulting mean and deviation: y = (act(gamma x + beta) - mean) / deviation. These moments are
-# taken over 200 quantiles. They are a function of the parameters, so gradients flow through them; recomputing them in
-# every pass is cheap, as 200 numbers per channel are few compared with an image.
-#
-# Shapes in names: C channels, Q quantiles.
-
+from headrace.model.activations import ACTIVATIONS
+from headrace.model.context import NORM_WEIGHTS, Ctx
+from headrace.model.cost import Cost
+from headrace.model.initial import RngAt
+from headrace.model.layers import FusibleNorm, Layer, SameShape, Shape, Tree
 
 # That of Keras' ResNets.
 DEFAULT_EPSILON = 1.001e-5
@@ -401,110 +246,3 @@ def quantiles() -> np.ndarray:
 
 def _wide(s_C: Array) -> Array:
     return s_C[None, None, None]
-
-
-# What all blocks of a network share: the norm, the dialect and the model options.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dialect:
-    """How definitions of the same network differ between libraries; `epsilons` by prefix of the network's name.
-
-    Symmetric padding is PyTorch's: equal on all sides, even where a stride leaves a pixel over. Otherwise it is SAME.
-    """
-
-    symmetric: bool
-    projects_first_group: bool  # ResNet-10, 18, 34: 1x1 convolution on the first shortcut, although shapes match
-    shortcut: Literal["pad-end", "pad-both"]  # of CIFAR ResNets
-    epsilons: Mapping[str, float]
-    strides_first: bool = False  # the first 1x1 convolution of a bottleneck has the stride, not the 3x3 one
-    symmetric_mobilenets: bool = True
-
-
-DIALECTS: Mapping[str, Dialect] = {
-    "reference": Dialect(
-        symmetric=False,
-        projects_first_group=True,
-        shortcut="pad-end",
-        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-5, "": DEFAULT_EPSILON},
-    ),
-    "torchvision": Dialect(
-        symmetric=True,
-        projects_first_group=False,
-        shortcut="pad-both",
-        epsilons={
-            "efficientnet_b5": 1e-3,
-            "efficientnet_b6": 1e-3,
-            "efficientnet_b7": 1e-3,
-            "efficientnet_v2": 1e-3,
-            "mobilenet_v3": 1e-3,
-            "convnext": 1e-6,
-            "": 1e-5,
-        },
-    ),
-    "timm": Dialect(
-        symmetric=True, projects_first_group=False, shortcut="pad-both", epsilons={"convnext": 1e-6, "": 1e-5}
-    ),
-    "keras": Dialect(
-        symmetric=False,
-        projects_first_group=True,
-        shortcut="pad-end",
-        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-3, "": DEFAULT_EPSILON},
-        strides_first=True,
-        symmetric_mobilenets=False,
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """The choices for a whole network, and the layers they determine."""
-
-    variant: Variant
-    norm: NormSpec
-    dialect: Dialect
-    options: Model
-    num_classes: int
-
-    def padding(self, kernel: int, *, symmetric: bool = False) -> Padding:
-        if not (symmetric or self.dialect.symmetric):
-            return "SAME"
-        half = kernel // 2
-        return (half, half), (half, half)
-
-    def conv(self, channels: int, kernel: int = 3, stride: int = 1) -> Conv:
-        """Return a convolution without bias."""
-        return Conv(channels=channels, kernel=kernel, stride=stride, padding=self.padding(kernel))
-
-    def dropout(self, usual: float) -> float:
-        """Return the rate of dropout before the classifier: the option's, or the network's own."""
-        return usual if self.options.dropout_rate is None else self.options.dropout_rate
-
-    @property
-    def activation(self) -> str:
-        """The activation of a ResNet: the option's, or ReLU."""
-        return self.options.activation or "relu"
-
-    def norm_named(self, name: str, gamma: float = 1.0) -> Named:
-        """Return a norm whose name ends in its kind: `1_` becomes `1_bn` or `1_gn`."""
-        return f"{name}{self.norm.suffix}", Norm(spec=self.norm, gamma=gamma)
-
-    def norm_act(self, norm: str, activation: str, kind: str = "relu") -> tuple[Named, Named]:
-        """Return a norm and the activation after it, with their names; with proxy norm if enabled."""
-        name, layer = self.norm_named(norm)
-        if self.norm.proxy_epsilon is not None and self.norm.kind != "none":
-            proxy = ProxyActivation(kind=kind, epsilon=self.norm.proxy_epsilon)
-            return (name, Norm(spec=self.norm, learnt=False)), (activation, proxy)
-        return (name, layer), (activation, activation_of(kind))
-
-
-def default_epsilon(dialect: Dialect, name: str) -> float:
-    """Return the norm epsilon of a network in a dialect; the longest matching prefix wins."""
-    beginning = max((start for start in dialect.epsilons if name.startswith(start)), key=len)
-    return dialect.epsilons[beginning]
-
-
-def near_multiple(channels: float, divisor: int = 8, least: float = 0.9) -> int:
-    """Round channels to a multiple of the divisor, at least the divisor and at least 0.9 of the channels."""
-    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < least * channels else rounded

@@ -45,7 +45,7 @@ def possible_splits(found: Found) -> str:
     the shape, for other networks the names of our blocks.
     """
     # Here, since importing JAX takes a second that reading options should not.
-    from headrace.model.families import build_network
+    from headrace.model.zoo import build_network
 
     derived = derive(found)
     config = build({name: derived[name].value for name in all_options()})

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from headrace.config.schema import Run
 from headrace.core.errors import ConfigError, did_you_mean, nearest
 from headrace.engine.objective import SUMS, CustomObjective
-from headrace.model.context import Ctx, Draws, sample_key
+from headrace.model.context import Ctx, Draws
+from headrace.model.sample_keys import sample_key
 from headrace.rows.metrics import METRICS
 from headrace.telemetry.records import TrainRecord, ValidationRecord
 

@@ -30,8 +30,8 @@ from headrace.engine.trainable import Trainable, make_trainable
 from headrace.engine.visible import visible_devices
 from headrace.job import check_devices_per_replica, current_group, devices_of_this_process
 from headrace.model.custom_block import weights_like
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.ops import check_kernels
 from headrace.plan.plan import Plan, ScaleRow, device_counts, make_plan, replicas_on, scale_row
 from headrace.plan.steps import SizeSpan, size_spans

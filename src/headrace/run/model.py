@@ -38,8 +38,8 @@ from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import STANDARD, CustomObjective, LossFunction, MetricFunction
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group, join_job
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code

@@ -24,7 +24,7 @@ from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
 from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.image_sets import evaluation_view
 from headrace.data.sets.samples import ArraySource, FileSamples, Source
-from headrace.model.context import FLOPS_CONVENTION
+from headrace.model.cost import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network

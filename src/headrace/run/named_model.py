@@ -20,8 +20,8 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text
 from headrace.core.units import format_list
 from headrace.data.sets.catalog import numbered_classes, usual_statistics
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.reference.entrance import resolve_code
 from headrace.run.choices import definition_remarks, with_definition
 from headrace.run.directory import saved_form

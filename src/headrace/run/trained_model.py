@@ -32,8 +32,8 @@ from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
 from headrace.engine.state import State
 from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.report.run_summary import best_report, read_summary
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.telemetry.model_verdict import never_recognized

@@ -13,8 +13,8 @@ from headrace.config.schema import Model
 from headrace.config.section_model import DIALECTS, OPTION_FAMILIES, variant_of
 from headrace.core.errors import ConfigError
 from headrace.model.custom_block import weights_like
-from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.zoo import build_network
 from headrace.weights.convert import HEADRACE_NAMES, Naming, Shapes, find_naming, flat_weights, is_ignored
 
 OPTIONS = ("model_dialect", "shortcut")  # that say whose definition it is

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.model.densenet_vgg import VGGS, Vgg
+from headrace.model.families.vgg import VGGS, Vgg
 
 # Translate weight names by the rows of the name tables: (our layer, their layer, kind), in both directions.
 #

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import Preprocess
 from headrace.data.augmentation.crop_resize import CUBIC_FAR, CUBIC_NEAR, CentreView
-from headrace.model import layers, norm
+from headrace.model import activations, composite, gates, layers, norm
 from headrace.model.network import Network
 from headrace.ops.pool import Padding, pad_pixels, share_matrix
 
@@ -237,24 +237,24 @@ def _layer_scale(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) 
     return graph.node("Mul", [x, graph.weight("scale", np.reshape(trees[0]["gamma"], (1, -1, *(1,) * (len(hwc) - 1))))])
 
 
-def _chain(graph: Graph, layer: layers.Chain, trees: Trees, hwc: Shape, x: str) -> str:
+def _chain(graph: Graph, layer: composite.Chain, trees: Trees, hwc: Shape, x: str) -> str:
     for name, inner in layer.layers:
         x = write_layer(graph.under(name), inner, _inside(trees, name), hwc, x)
         hwc = inner.shape(hwc)
     return x
 
 
-def _residual(graph: Graph, layer: layers.Residual, trees: Trees, hwc: Shape, x: str) -> str:
+def _residual(graph: Graph, layer: composite.Residual, trees: Trees, hwc: Shape, x: str) -> str:
     branches = [_chain(graph, branch, trees, hwc, x) for branch in (layer.body, layer.shortcut)]
     return graph.node("Add", branches)
 
 
-def _concat(graph: Graph, layer: layers.Concat, trees: Trees, hwc: Shape, x: str) -> str:
+def _concat(graph: Graph, layer: composite.Concat, trees: Trees, hwc: Shape, x: str) -> str:
     parts = [write_layer(graph.under(name), inner, _inside(trees, name), hwc, x) for name, inner in layer.layers]
     return graph.node("Concat", parts, axis=1)
 
 
-def _subsample(graph: Graph, layer: layers.SubsampleShortcut, trees: Trees, hwc: Shape, x: str) -> str:
+def _subsample(graph: Graph, layer: composite.SubsampleShortcut, trees: Trees, hwc: Shape, x: str) -> str:
     far = np.iinfo(np.int64).max
     bounds = [np.array(values) for values in ([0, 0], [far, far], [2, 3], [layer.stride] * 2)]
     x = graph.node("Slice", [x, *(graph.constant(values) for values in bounds)])
@@ -263,7 +263,7 @@ def _subsample(graph: Graph, layer: layers.SubsampleShortcut, trees: Trees, hwc:
     return graph.node("Pad", [x, graph.constant(np.array([0, before, 0, 0, 0, more - before, 0, 0]))])
 
 
-def _squeeze_excite(graph: Graph, layer: norm.SqueezeExcite, trees: Trees, hwc: Shape, x: str) -> str:
+def _squeeze_excite(graph: Graph, layer: gates.SqueezeExcite, trees: Trees, hwc: Shape, x: str) -> str:
     gate = _mean(graph, layer, trees, hwc, x)
     for name, kind in (("reduce", layer.activation), ("expand", layer.gate)):
         gate = _dense(graph.under(name), layer, _inside(trees, name), hwc, gate)
@@ -275,7 +275,7 @@ def _proxy(graph: Graph, layer: norm.ProxyActivation, trees: Trees, hwc: Shape, 
     """Scale, shift, activate, and normalise by the proxy's moments, which follow from the weights alone."""
     gamma, beta, scale, shift = (np.asarray(trees[0][n]) for n in ("gamma", "beta", "proxy_scale", "proxy_shift"))
     gaussian = norm.quantiles()[:, None] * (1 + scale) + shift
-    proxy = np.asarray(norm.ACTIVATIONS[layer.kind](jnp.asarray(gaussian * gamma + beta)))
+    proxy = np.asarray(activations.ACTIVATIONS[layer.kind](jnp.asarray(gaussian * gamma + beta)))
     inverse = 1 / np.sqrt(proxy.var(0) + layer.epsilon)
     tensors = {"scale": gamma, "shift": beta, "mean": proxy.mean(0), "inverse": inverse}
     w = {name: graph.weight(name, array.reshape(1, hwc[2], 1, 1)) for name, array in tensors.items()}
@@ -296,16 +296,16 @@ LAYERS: dict[type, Write] = {
     layers.ZeroPad: _zero_pad,
     norm.Norm: _norm,
     norm.LayerNorm: _layer_norm,
-    norm.LayerScale: _layer_scale,
-    layers.Chain: _chain,
-    layers.Residual: _residual,
-    layers.Concat: _concat,
-    layers.SubsampleShortcut: _subsample,
-    norm.Activation: lambda graph, layer, trees, hwc, x: _activation(graph, layer.kind, x),
-    norm.SqueezeExcite: _squeeze_excite,
+    gates.LayerScale: _layer_scale,
+    composite.Chain: _chain,
+    composite.Residual: _residual,
+    composite.Concat: _concat,
+    composite.SubsampleShortcut: _subsample,
+    activations.Activation: lambda graph, layer, trees, hwc, x: _activation(graph, layer.kind, x),
+    gates.SqueezeExcite: _squeeze_excite,
     norm.ProxyActivation: _proxy,
-    norm.Dropout: lambda graph, layer, trees, hwc, x: x,  # nothing is dropped in evaluation
-    norm.DropPath: lambda graph, layer, trees, hwc, x: x,
+    gates.Dropout: lambda graph, layer, trees, hwc, x: x,  # nothing is dropped in evaluation
+    gates.DropPath: lambda graph, layer, trees, hwc, x: x,
 }
 
 

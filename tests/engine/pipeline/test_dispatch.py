@@ -15,8 +15,8 @@ from headrace.engine.pipeline.nodes import keep_products
 from headrace.engine.pipeline.step_plan import CompiledSteps
 from headrace.engine.state import Placement
 from headrace.model.context import Ctx
-from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
+from headrace.model.zoo import build_network
 from headrace.plan.schedule import Op
 
 from ...harness import (

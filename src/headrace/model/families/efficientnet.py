@@ -1,36 +1,18 @@
-"""Networks of depthwise convolutions: EfficientNets (V2 and Lite too), MobileNets V2 and V3, ConvNeXt."""
+"""EfficientNets, V2 and Lite: tables of block groups, scaled by width and depth. The block of MobileNets too.
+
+Layers are named as in Keras: `block2a` + `expand_conv`.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from headrace.model.layers import (
-    FAN_IN_HE,
-    FAN_OUT_HE,
-    Chain,
-    Conv,
-    Dense,
-    GlobalAveragePool,
-    Layer,
-    Named,
-    Normal,
-    Residual,
-)
-from headrace.model.norm import (
-    Activation,
-    BuildOptions,
-    Dropout,
-    DropPath,
-    LayerNorm,
-    LayerScale,
-    SqueezeExcite,
-    near_multiple,
-)
-
-# EfficientNets, V2 and Lite: tables of block groups, scaled by width and depth. The block of MobileNets too.
-#
-# Layers are named as in Keras: `block2a` + `expand_conv`.
+from headrace.model.build_options import BuildOptions, near_multiple
+from headrace.model.composite import Chain, Named, Residual
+from headrace.model.gates import Dropout, DropPath, SqueezeExcite
+from headrace.model.initial import FAN_IN_HE, FAN_OUT_HE
+from headrace.model.layers import Conv, Dense, GlobalAveragePool, Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +79,7 @@ def conv_block(channels: int, kernel: int, stride: int, activation: str, build: 
     return Chain((("conv", conv), *build.norm_act("", "activation", activation)))
 
 
-def _classifier(rate: float, build: BuildOptions) -> tuple[Named, ...]:
+def classifier(rate: float, build: BuildOptions) -> tuple[Named, ...]:
     drop: tuple[Named, ...] = (("top_dropout", Dropout(rate)),) if rate else ()
     return *drop, ("predictions", Dense(features=build.num_classes, logits=True))
 
@@ -169,7 +151,7 @@ class EfficientNet:
         blocks += [(name, block.layer(build)) for name, block in self.inverted(build)]
         blocks += [("top", top or Chain(build.norm_act("", "activation", activation)))]
         blocks += [("avg_pool", GlobalAveragePool())]
-        return *blocks, *_classifier(build.dropout(self.dropout_rate), build)
+        return *blocks, *classifier(build.dropout(self.dropout_rate), build)
 
     def inverted(self, build: BuildOptions) -> Iterator[tuple[str, Inverted]]:
         """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
@@ -263,194 +245,4 @@ EFFICIENTNETS: dict[str, EfficientNet] = {
         f"efficientnet_lite{i}": EfficientNet(width=width, depth=depth, dropout_rate=rate, lite=True)
         for i, (width, depth, rate) in enumerate((*_B[:4], (1.4, 1.8, 0.3)))
     },
-}
-
-
-# MobileNet-V2 and V3, padded equally on all sides as in PyTorch, except in the Keras dialect.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One block: kernel, channels inside and out, squeeze-excite, activation, stride."""
-
-    kernel: int
-    inner: int
-    outputs: int
-    squeezes: bool
-    activation: str
-    stride: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MobileNet:
-    """One network: stem, blocks, last convolution, and the hidden layer after the pool (0 for none)."""
-
-    stem: int
-    rows: tuple[Row, ...]
-    top: int
-    hidden: int
-    activation: str
-
-    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        build = replace(build, dialect=replace(build.dialect, symmetric=build.dialect.symmetric_mobilenets))
-        top, hidden = self._widths(build)
-        blocks: list[Named] = [("stem", conv_block(self.stem, 3, 2, self.activation, build))]
-        blocks += [(f"block{i}", block.layer(build)) for i, block in enumerate(self._inverted(), start=1)]
-        blocks += [("top", conv_block(top, 1, 1, self.activation, build))] if top else []
-        blocks += [("avg_pool", GlobalAveragePool())]
-        if hidden:
-            layers = (("dense", Dense(features=hidden)), ("activation", Activation(self.activation)))
-            blocks += [("hidden", Chain(layers))]
-        return *blocks, *_classifier(build.dropout(0.2), build)
-
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return other names of split points: torchvision's modules."""
-        named = [(f"features/{i}", f"block{i}") for i in range(1, len(self.rows) + 1)]
-        return *named, ("features/0", "stem"), (f"features/{len(self.rows) + 1}", "top")
-
-    def _widths(self, build: BuildOptions) -> tuple[int, int]:
-        """Return the channels of the last convolution and of the hidden layer; `top_width` sets the last of them."""
-        top_width = build.options.top_width
-        if not self.hidden:
-            return (self.top if top_width is None else top_width), 0
-        # The hidden layer of the reference's small V3 is as wide as the large one's; other libraries use 1024.
-        default = 1280 if build.options.model_dialect == "reference" else self.hidden
-        return self.top, default if top_width is None else top_width
-
-    def _inverted(self) -> list[Inverted]:
-        blocks, inputs = [], self.stem
-        for row in self.rows:
-            width = near_multiple(row.inner / 4)
-            squeeze = SqueezeExcite(width=width, activation="relu", gate="hard_sigmoid") if row.squeezes else None
-            blocks.append(
-                Inverted(
-                    inputs=inputs,
-                    inner=row.inner,
-                    outputs=row.outputs,
-                    kernel=row.kernel,
-                    stride=row.stride,
-                    activation=row.activation,
-                    squeeze=squeeze,
-                )
-            )
-            inputs = row.outputs
-        return blocks
-
-
-def _v2() -> MobileNet:
-    # (expansion, channels out, repeats, stride) of each group
-    groups = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    rows, inputs = [], 32
-    for expansion, outputs, repeats, stride in groups:
-        for i in range(repeats):
-            row = Row(kernel=3, inner=inputs * expansion, outputs=outputs, squeezes=False, activation="relu6", stride=1)
-            rows.append(replace(row, stride=1 if i else stride))
-            inputs = outputs
-    return MobileNet(stem=32, rows=tuple(rows), top=1280, hidden=0, activation="relu6")
-
-
-def _v3(rows: str, top: int, hidden: int) -> MobileNet:
-    """Return a V3 from rows as printed in the paper: kernel, inner, output, SE, relu or h-swish, stride."""
-    table = []
-    for line in rows.split(","):
-        kernel, inner, outputs, squeezes, activation, stride = line.split()
-        table.append(
-            Row(
-                kernel=int(kernel),
-                inner=int(inner),
-                outputs=int(outputs),
-                squeezes=squeezes == "SE",
-                activation="relu" if activation == "RE" else "hard_swish",
-                stride=int(stride),
-            )
-        )
-    return MobileNet(stem=16, rows=tuple(table), top=top, hidden=hidden, activation="hard_swish")
-
-
-_SMALL = """3 16 16 SE RE 2, 3 72 24 - RE 2, 3 88 24 - RE 1, 5 96 40 SE HS 2, 5 240 40 SE HS 1, 5 240 40 SE HS 1,
-5 120 48 SE HS 1, 5 144 48 SE HS 1, 5 288 96 SE HS 2, 5 576 96 SE HS 1, 5 576 96 SE HS 1"""
-_LARGE = """3 16 16 - RE 1, 3 64 24 - RE 2, 3 72 24 - RE 1, 5 72 40 SE RE 2, 5 120 40 SE RE 1, 5 120 40 SE RE 1,
-3 240 80 - HS 2, 3 200 80 - HS 1, 3 184 80 - HS 1, 3 184 80 - HS 1, 3 480 112 SE HS 1, 3 672 112 SE HS 1,
-5 672 160 SE HS 2, 5 960 160 SE HS 1, 5 960 160 SE HS 1"""
-
-MOBILENETS: dict[str, MobileNet] = {
-    "mobilenet_v2": _v2(),
-    "mobilenet_v3_small": _v3(_SMALL, top=576, hidden=1024),
-    "mobilenet_v3_large": _v3(_LARGE, top=960, hidden=1280),
-}
-
-
-# ConvNeXt: residual units of a 7x7 depthwise convolution, a layer norm and two 1x1 convolutions around a GELU.
-#
-# A unit's output is scaled by a learnt factor per channel that starts near zero. The norms are layer norms over the
-# channels of each pixel; no option changes them. Libraries agree on the definition, so the dialect makes no difference.
-
-
-# As in the ConvNeXt paper.
-_INITIAL = Normal(0.02)
-_SCALE = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvNeXt:
-    """One row of the table: units and channels of each group, and the chance of the last unit to be kept."""
-
-    units: tuple[int, ...]
-    widths: tuple[int, ...]
-    survival: float
-
-    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks: `group2` reduces the image, `group2_block1` is the first unit after it."""
-        chosen = build.options.block_survival_prob
-        last_survival = self.survival if chosen is None else chosen
-        norm = LayerNorm(build.norm.epsilon)
-        blocks: list[Named] = [("stem", Chain((("conv", _patches(self.widths[0], 4)), ("ln", norm))))]
-        number = 0
-        for group, (count, width) in enumerate(zip(self.units, self.widths, strict=True), start=1):
-            blocks += [(f"group{group}", Chain((("ln", norm), ("conv", _patches(width, 2)))))] if group > 1 else []
-            for i in range(1, count + 1):
-                # The deeper a unit, the more often it is dropped.
-                survival = 1 - (1 - last_survival) * number / (sum(self.units) - 1)
-                blocks += [(f"group{group}_block{i}", _unit(width, norm, survival))]
-                number += 1
-        blocks += [("avg_pool", GlobalAveragePool()), ("top", Chain((("ln", norm),)))]
-        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True, initial=_INITIAL))
-
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return other names of split points: torchvision's and timm's modules."""
-        named = [("features/0", "stem"), ("stages/0", "group1_block1"), ("head", "avg_pool")]
-        for group, count in enumerate(self.units, start=1):
-            named += [(f"features/{2 * group - 2}", f"group{group}"), (f"stages/{group - 1}", f"group{group}")]
-            for i in range(count):
-                unit = f"group{group}_block{i + 1}"
-                named += [(f"features/{2 * group - 1}/{i}", unit), (f"stages/{group - 1}/blocks/{i}", unit)]
-        return tuple(named)
-
-
-def _patches(channels: int, size: int) -> Conv:
-    """Return a convolution of patches that do not overlap."""
-    return Conv(channels=channels, kernel=size, stride=size, padding="VALID", bias=True, initial=_INITIAL)
-
-
-def _unit(width: int, norm: LayerNorm, survival: float) -> Residual:
-    layers: tuple[Named, ...] = (
-        ("dwconv", Conv(channels=width, kernel=7, groups=width, bias=True, initial=_INITIAL)),
-        ("ln", norm),
-        ("expand_conv", Conv(channels=4 * width, kernel=1, bias=True, initial=_INITIAL)),
-        ("activation", Activation("gelu")),
-        ("project_conv", Conv(channels=width, kernel=1, bias=True, initial=_INITIAL)),
-        ("scale", LayerScale(_SCALE)),
-    )
-    return Residual(body=Chain((*layers, ("drop", DropPath(survival))) if survival < 1 else layers))
-
-
-def _row(units: int, width: int, survival: float) -> ConvNeXt:
-    return ConvNeXt(units=(3, 3, units, 3), widths=tuple(width << i for i in range(4)), survival=survival)
-
-
-CONVNEXTS: dict[str, ConvNeXt] = {
-    "convnext_tiny": _row(9, 96, 0.9),
-    "convnext_small": _row(27, 96, 0.6),
-    "convnext_base": _row(27, 128, 0.5),
-    "convnext_large": _row(27, 192, 0.5),
 }
