@@ -55,7 +55,7 @@ _HOME = {
     "Predictions": "headrace.run.prediction",
     "RunResult": "headrace.run.trained_model",
     "validate": "headrace.run.validation",
-    "draw_run": "headrace.telemetry.plot",
+    "draw_run": "headrace.report.curve_svg",
     "read_records": "headrace.telemetry.records",
 }
 _MODULES = {"loops": "headrace.program.loops", "nn": "headrace.nn", "schedules": "headrace.schedules"}
@@ -141,13 +141,13 @@ if TYPE_CHECKING:
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
     from headrace.reference.entrance import config_from
+    from headrace.report.curve_svg import draw_run
     from headrace.run.custom_functions import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
     from headrace.run.fit import resume
     from headrace.run.model import Model
     from headrace.run.prediction import Predictions
     from headrace.run.trained_model import RunResult
     from headrace.run.validation import validate
-    from headrace.telemetry.plot import draw_run
     from headrace.telemetry.records import read_records
 
 

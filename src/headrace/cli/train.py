@@ -219,15 +219,14 @@ def lr_find(argv: list[str]) -> int:
     check_output(args.plot, "--plot")
     print_remarks(resolved)
     from headrace.core.files import write_atomic
+    from headrace.report.curve_svg import draw_rates
     from headrace.run.benchmarks import find_learning_rate
-    from headrace.telemetry.plot import draw_rates
 
     found = find_learning_rate(resolved, num_steps=args.steps, lowest=args.lowest, highest=args.highest)
-    points = list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
     with writing(args.plot, "--plot"):
-        write_atomic(args.plot, draw_rates(points, found.suggested).encode())
+        write_atomic(args.plot, draw_rates(found.rates, found.losses, found.suggested).encode())
     where = "midway between half of the loss's fall and its lowest value"
-    print(f"suggested   {found.suggested:.2g}, {where} ({len(points)} steps)")
+    print(f"suggested   {found.suggested:.2g}, {where} ({len(found.rates)} steps)")
     print(f"plot        {args.plot}")
     print(f"next        headrace train {shlex.join([*_for_train(argv), '--lr', f'{found.suggested:.2g}'])}")
     return 0

@@ -15,19 +15,15 @@ from typing import Any
 import numpy as np
 
 from headrace.core.files import parse_json
+from headrace.report.ticks import epoch_ticks, value_ticks
 from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.rows.row import MetricRow
-from headrace.telemetry.records import METRICS_FILE, TrainRecord, ValidationRecord
+from headrace.telemetry.records import METRICS_FILE, Record, TrainRecord, ValidationRecord, number_fields
 
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    TrainRecord.kind: (
-        *("step", "epoch", "loss", "accuracy", "learning_rate", "loss_scale", "grad_norm"),
-        *("images_per_second", "infeed_wait_seconds", "elapsed_seconds"),
-    ),
-    ValidationRecord.kind: ("step", "epoch", "loss", "top1", *(row.name for row in OF_CLASSES)),
-}
 _WORTH_SHOWING = 0.01  # from top-1: metrics of classes that are nowhere further from it say nothing more
+_KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (TrainRecord, ValidationRecord)}
 PIXELS = 600  # bins over the width of a curve that has more points than twice as many
+_MOST_DOTS = 60  # with more points than these, dots would hide the line
 _MOST_BYTES = 1 << 30  # of new lines read at once
 
 Columns = dict[str, np.ndarray]
@@ -53,7 +49,8 @@ class Panel:
     unit: str
     lines: tuple[Line, ...]
     scale: float = 1.0
-    axis: str = "zero"  # begins at zero; log: logarithmic where values span much; percent: up to 100
+    # zero: from there; log: logarithmic where values span much; percent: up to 100; fitted: what the values need.
+    axis: str = "zero"
 
 
 _TRAIN, _RAW, _EMA = "train", "validation/raw", "validation/ema"
@@ -187,19 +184,31 @@ class Curves:
             elif kind == ValidationRecord.kind:
                 kinds.setdefault(f"{kind}/{row.get('weights', 'raw')}", []).append(row)
         for kind, found in kinds.items():
-            named = {name: _numbers([_value(row, name) for row in found]) for name in _FIELDS[kind.partition("/")[0]]}
+            named = {
+                name: _numbers([row.get(name, each.default) for row in found])
+                for name, each in number_fields(_KINDS[kind.partition("/")[0]]).items()
+            }
+            metrics = [row["metrics"] if isinstance(row.get("metrics"), dict) else {} for row in found]
+            for name in dict.fromkeys(name for each in metrics for name in each if name not in named):
+                named[name] = _numbers([each.get(name) for each in metrics])
             self._parts.setdefault(kind, []).append(named)
 
-    def column(self, kind: str, name: str) -> np.ndarray:
-        """Return a field of all records of a kind, NaN where there is no number."""
+    def columns(self, kind: str) -> Columns:
+        """Return the numbers of all records of a kind by field and metric, NaN where there is none; {} of none."""
         with self._lock:
             parts = self._parts.get(kind, [])
             if len(parts) > 1:  # joined once, so that a long run that is watched does not become many small arrays
-                joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+                names = dict.fromkeys(name for part in parts for name in part)
+                joined = {name: np.concatenate([_column(part, name) for part in parts]) for name in names}
                 self._parts[kind] = parts = [joined]
-            return parts[0][name] if parts else np.empty(0)
+            return parts[0] if parts else {}
 
-    def line(self, line: Line, *, beside: bool = False) -> dict[str, Any] | None:
+    def column(self, kind: str, name: str) -> np.ndarray:
+        """Return one of the columns; where no record has a number there it is NaN."""
+        columns = self.columns(kind)
+        return _column(columns, name) if columns else np.empty(0)
+
+    def line(self, line: Line, *, beside: bool = False, pixels: int = PIXELS) -> dict[str, Any] | None:
         """Return a line with at most a few points per pixel, None for a value that is not finite; None if empty.
 
         `beside`: another line of its panel is drawn, so that this one is, too, even if it says nothing new.
@@ -211,9 +220,9 @@ class Curves:
         if not beside and self._says_nothing(line, y):
             return None
         x, y = x[np.isfinite(x)], y[np.isfinite(x)]
-        kept = thin(x, y)
-        facts = {"label": line.label, "color": line.color, "style": line.style, "dots": line.dots and len(kept) <= 60}
-        return facts | {"x": x[kept].tolist(), "y": _finite_or_none(y[kept])}
+        found = plain_line(x, y, pixels)
+        dots = line.dots and len(found["x"]) <= _MOST_DOTS
+        return found | {"label": line.label, "color": line.color, "style": line.style, "dots": dots}
 
     def _says_nothing(self, line: Line, y: np.ndarray) -> bool:
         """Say whether a curve is left out: a loss that is not scaled, a device that hardly waits, even classes."""
@@ -226,13 +235,13 @@ class Curves:
         return line.field == "loss_scale" and bool((y == 1).all())
 
 
-def draw_panels(curves: Curves) -> list[dict[str, Any]]:
+def draw_panels(curves: Curves, panels: Sequence[Panel] = PANELS, pixels: int = PIXELS) -> list[dict[str, Any]]:
     """Return the charts of one run as plain values; those without any line are left out."""
     charts = []
-    for panel in PANELS:
+    for panel in panels:
         shown = any(curves.line(line) for line in panel.lines)
-        if lines := [found for line in panel.lines if (found := curves.line(line, beside=shown))]:
-            charts.append(_plain(panel, lines))
+        if lines := [found for line in panel.lines if (found := curves.line(line, beside=shown, pixels=pixels))]:
+            charts.append(plain_panel(panel.title, lines, unit=panel.unit, scale=panel.scale, axis=panel.axis))
     return charts
 
 
@@ -247,12 +256,30 @@ def draw_compared(runs: Mapping[str, Curves]) -> list[dict[str, Any]]:
                     label = f"{name}, {line.label}" if line.label else name
                     lines.append(found | {"label": label, "color": number % 6})
         if lines:
-            charts.append(_plain(panel, lines))
+            charts.append(plain_panel(panel.title, lines, unit=panel.unit, scale=panel.scale, axis=panel.axis))
     return charts
 
 
-def _plain(panel: Panel, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"title": panel.title, "unit": panel.unit, "scale": panel.scale, "axis": panel.axis, "lines": lines}
+def plain_panel(
+    title: str, lines: list[dict[str, Any]], *, unit: str = "", scale: float = 1.0, axis: str = "zero"
+) -> dict[str, Any]:
+    """Return a chart as plain values, with the ticks of both axes."""
+    values = [scale * value for line in lines for value in line["y"] if value is not None]
+    ticks, is_log = value_ticks(axis, values)
+    last = max((x for line in lines for x in line["x"]), default=0.0) or 1.0
+    facts = {"title": title, "unit": unit, "scale": scale, "lines": lines}
+    return facts | {"ticks": ticks, "is_log": is_log, "last": last, "epochs": epoch_ticks(last)}
+
+
+def plain_line(x: np.ndarray, y: np.ndarray, pixels: int = PIXELS) -> dict[str, Any]:
+    """Return a line as plain values, thinned."""
+    kept = thin(x, y, pixels)
+    facts = {"label": "", "color": 0, "style": "", "dots": False}
+    return facts | {"x": x[kept].tolist(), "y": _finite_or_none(y[kept])}
+
+
+def _column(columns: Columns, name: str) -> np.ndarray:
+    return columns[name] if name in columns else np.full(len(columns["step"]), np.nan)
 
 
 def thin(x: np.ndarray, y: np.ndarray, pixels: int = PIXELS) -> np.ndarray:
@@ -276,12 +303,6 @@ def thin(x: np.ndarray, y: np.ndarray, pixels: int = PIXELS) -> np.ndarray:
     _, first = np.unique(bins[gaps], return_index=True)
     ends = finite[[0, -1]] if len(finite) else finite
     return np.unique(np.concatenate([lowest, highest, gaps[first], ends]))
-
-
-def _value(row: Mapping[str, Any], name: str) -> object:
-    """Return a field of a record, or one of its metrics."""
-    metrics = row.get("metrics")
-    return row.get(name, metrics.get(name) if isinstance(metrics, dict) else None)
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:

@@ -25,6 +25,7 @@ from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.state import State
 from headrace.engine.step import Metrics
 from headrace.engine.visible import describe_machine
+from headrace.report.curve_svg import write_curve
 from headrace.report.run_report import write_run_report
 from headrace.report.run_summary import MACHINE_FILE, read_mapping
 from headrace.rows.metrics import METRICS, OF_CLASSES
@@ -50,7 +51,6 @@ from headrace.telemetry.metric_totals import (
     verdict,
 )
 from headrace.telemetry.model_verdict import Losses, model_verdict
-from headrace.telemetry.plot import write_curve
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,

@@ -1,7 +1,7 @@
 """A trained network with what it takes to use it (weights, input, classes), and the result of the run that made it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,11 @@ from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
+from headrace.report.curve_svg import draw_run
+from headrace.report.curves import Curves
 from headrace.report.run_summary import best_report, read_summary
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.telemetry.model_verdict import never_recognized
-from headrace.telemetry.plot import draw_run
 from headrace.telemetry.records import (
     Record,
     RunEnd,
@@ -45,6 +46,7 @@ from headrace.telemetry.records import (
     ValidationRecord,
     best_validation,
     monitor_of,
+    number_fields,
     read_records,
 )
 from headrace.weights.named import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
@@ -285,11 +287,14 @@ class RunResult:
         `epoch`, `step`, `loss`, `accuracy`, `learning_rate` and so on have one entry per training record; those that
         begin with `val_` one per validation, and with `val_ema_` one per validation of averaged weights.
         """
-        records = self.records
-        arrays = MetricArrays(_columns(record for record in records if isinstance(record, TrainRecord)))
+        curves = Curves(self.directory)
+        curves.read_more()
+        if curves.num_damaged or not curves.offset:
+            read_records(self.directory)  # says what is wrong with the file
+        arrays = _arrays(curves, "train", TrainRecord)
         for weights, start in (("raw", "val_"), ("ema", "val_ema_")):
-            rows = [record for record in records if isinstance(record, ValidationRecord) and record.weights == weights]
-            arrays |= {start + {"top1": "accuracy"}.get(name, name): array for name, array in _columns(rows).items()}
+            found = _arrays(curves, f"validation/{weights}", ValidationRecord)
+            arrays |= {start + {"top1": "accuracy"}.get(name, name): array for name, array in found.items()}
         return MetricArrays(arrays)
 
     @property
@@ -370,20 +375,7 @@ def ended_result(directory: Path) -> RunResult:
     )
 
 
-def _columns(rows: Iterable[Record]) -> Arrays:
+def _arrays(curves: Curves, kind: str, record: type[Record]) -> Arrays:
     """Return the numbers of records of one kind as arrays; None becomes NaN."""
-    rows = list(rows)
-    if not rows:
-        return {}
-    named: dict[str, list[Any]] = {}
-    for column in fields(rows[0]):
-        values = [getattr(row, column.name) for row in rows]
-        if all(isinstance(value, int | float | None) for value in values):
-            named[column.name] = values
-    if isinstance(rows[0], TrainRecord | ValidationRecord):
-        for name in rows[0].metrics:
-            named[name] = [getattr(row, "metrics", {}).get(name) for row in rows]
-    return {
-        name: np.array(values) if all(isinstance(v, int) for v in values) else np.array(values, np.float64)
-        for name, values in named.items()
-    }
+    whole = {name for name, each in number_fields(record).items() if each.is_whole}
+    return {name: array.astype(np.int64) if name in whole else array for name, array in curves.columns(kind).items()}

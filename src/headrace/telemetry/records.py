@@ -292,6 +292,25 @@ def _field_kinds(record: type[Record]) -> dict[str, str]:
     return kinds
 
 
+@dataclass(frozen=True)
+class NumberField:
+    """A field of a record that is a number: its default, None without one; and whether it counts something."""
+
+    default: float | None
+    is_whole: bool
+
+
+@cache
+def number_fields(record: type[Record]) -> Mapping[str, NumberField]:
+    """Return the fields of a kind of record that are numbers, by name."""
+    kinds = _field_kinds(record)
+    return {
+        f.name: NumberField(None if f.default is MISSING else f.default, kinds[f.name] == "int")
+        for f in fields(record)
+        if kinds[f.name].removesuffix("?") in ("int", "float")
+    }
+
+
 def _plain(value: Any, kind: str) -> Any:
     """Return a value as the plain Python type of its field; TypeError if it cannot be converted exactly."""
     if value is None:

@@ -21,30 +21,6 @@
     if (size >= 1e6 || (size > 0 && size < 1e-3)) return Number(value.toPrecision(digits)).toExponential();
     return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
   }
-  function ticks(low, high, wanted) {
-    const raw = (high - low || Math.abs(high) || 1) / wanted, power = Math.pow(10, Math.floor(Math.log10(raw)));
-    const step = power * [1, 2, 5, 10].find(function (factor) { return factor * power >= raw * 0.999; });
-    const found = [];
-    for (let k = Math.floor(low / step + 1e-9); k <= Math.ceil(high / step - 1e-9); k++) found.push(Number((k * step).toPrecision(12)));
-    return found.length > 1 ? found : [found[0], Number((found[0] + step).toPrecision(12))];
-  }
-  function vertical(panel) {
-    let low = Infinity, high = -Infinity;
-    for (const line of panel.lines) for (const value of line.y) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); }
-    if (low > high) { low = 0; high = 1; }
-    low *= panel.scale; high *= panel.scale;
-    if (panel.axis === "log" && low > 0 && high / low > 50) {
-      const found = [], first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
-      const every = Math.max(1, Math.ceil((last - first) / 8));  // of a loss that diverged, not every power of ten has room
-      for (let power = first; power < last + every; power += every) for (const factor of last - first <= 2 ? [1, 2, 5] : [1]) found.push(Number((factor * Math.pow(10, power)).toPrecision(12)));
-      const kept = found.filter(function (tick, k) { return (found[k + 1] === undefined || found[k + 1] > low) && (found[k - 1] === undefined || found[k - 1] < high); });
-      return { ticks: kept, log: true };
-    }
-    if (panel.axis === "percent") high = Math.max(100, high);
-    else low = Math.min(0, low);
-    return { ticks: ticks(low, high, 5), log: false };
-  }
-
   function chart(panel) {
     const box = make("div", { class: "chart" });
     box.append(make("h3", {}, panel.title + (panel.unit ? ", " + panel.unit : "")));
@@ -67,23 +43,19 @@
 
   function plot(panel, box, holder) {
     const width = Math.max(box.clientWidth, 260), height = 230, left = 58, right = width - 10, top = 10, bottom = height - 38;
-    const y = vertical(panel), low = y.ticks[0], high = y.ticks[y.ticks.length - 1];
-    let last = 0;
-    for (const line of panel.lines) for (const value of line.x) last = Math.max(last, value);
-    last = last || 1;
+    const low = panel.ticks[0], high = panel.ticks[panel.ticks.length - 1], last = panel.last;
     const across = function (value) { return left + value / last * (right - left); };
     const up = function (value) {
-      const share = y.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+      const share = panel.is_log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
       return bottom - share * (bottom - top);
     };
     const label = panel.title + " over epochs";
     const svg = draw("svg", { viewBox: "0 0 " + width + " " + height, height: height, role: "img", "aria-label": label });
-    for (const tick of y.ticks) {
+    for (const tick of panel.ticks) {
       svg.append(draw("line", { class: "grid", x1: left, x2: right, y1: up(tick), y2: up(tick) }));
       svg.append(draw("text", { x: left - 7, y: up(tick) + 4, "text-anchor": "end" }, number(tick, 6)));
     }
-    for (const tick of ticks(0, last, Math.min(6, Math.max(2, Math.floor(last >= 2 ? last : 5))))) {
-      if (tick > last * 1.0001) continue;
+    for (const tick of panel.epochs) {
       svg.append(draw("line", { class: "grid", x1: across(tick), x2: across(tick), y1: bottom, y2: bottom + 4 }));
       svg.append(draw("text", { x: across(tick), y: bottom + 17, "text-anchor": "middle" }, number(tick, 6)));
     }
@@ -93,7 +65,7 @@
       const color = "var(--c" + line.color + ")", places = [];
       for (let k = 0; k < line.x.length; k++) {
         const value = line.y[k] === null ? null : line.y[k] * panel.scale;
-        if (value === null || (y.log && value <= 0)) { pen = "M"; continue; }
+        if (value === null || (panel.is_log && value <= 0)) { pen = "M"; continue; }
         const place = across(line.x[k]).toFixed(1) + " " + up(value).toFixed(1);
         if (pen === "M" && (line.y[k + 1] === null || k === line.x.length - 1)) alone++;
         path += pen + place; pen = "L"; places.push(place.split(" "));

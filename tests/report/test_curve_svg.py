@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.plot import accuracy_axis, draw_run, log_ticks, loss_axis, round_ticks, thin
+from headrace.report.curve_svg import Axis, draw_run
+from headrace.report.ticks import log_ticks, round_ticks, value_ticks
 from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import open_sinks
 
@@ -52,7 +53,7 @@ def test_the_picture_names_the_run_the_lines_and_the_best(tmp_path: Path) -> Non
     assert found[0] == "<toy> & model on digits"
     assert "best top-1 25.00 % (EMA)" in found[1]
     assert "trained in 41.2 s" in found[1]
-    assert {"training", "validation", "validation, EMA weights", "epoch", "loss", "best 25.00 %"} <= set(found)
+    assert {"training", "validation", "validation, averaged weights", "epoch", "Loss", "best 25.00 %"} <= set(found)
 
 
 def test_points_are_proportional_to_the_numbers(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_points_are_proportional_to_the_numbers(tmp_path: Path) -> None:
 
 
 def test_a_run_without_ema_shows_no_ema(tmp_path: Path) -> None:
-    assert "validation, EMA weights" not in texts(write(tmp_path, [1.0, 0.5]))
+    assert "validation, averaged weights" not in texts(write(tmp_path, [1.0, 0.5]))
 
 
 def test_a_number_that_is_not_finite_breaks_the_line(tmp_path: Path) -> None:
@@ -104,13 +105,13 @@ def test_ticks_are_round_and_cover_the_range(low: float, high: float, expected: 
 
 
 def test_losses_over_many_sizes_get_a_logarithmic_axis() -> None:
-    axis = loss_axis([9.8, 0.5, 0.02])
+    ticks, is_log = value_ticks("log", [9.8, 0.5, 0.02])
+    axis = Axis(start=0, end=300, ticks=ticks, high=ticks[-1], is_log=is_log)
     assert axis.ticks == pytest.approx((0.01, 0.1, 1, 10))
-    heights = [axis.at(10.0) - axis.at(1.0), axis.at(1.0) - axis.at(0.1), axis.at(0.1) - axis.at(0.01)]
-    assert heights == pytest.approx([heights[0]] * 3)
-    assert not loss_axis([2.3, 0.1]).is_log
-    assert not loss_axis([2.3, 0.0]).is_log  # zero has no logarithm
-    assert loss_axis([]).ticks[0] == 0
+    assert [axis.at(value) for value in (0.01, 0.1, 1.0, 10.0)] == pytest.approx([0, 100, 200, 300])
+    assert not value_ticks("log", [2.3, 0.1])[1]
+    assert not value_ticks("log", [2.3, 0.0])[1]  # zero has no logarithm
+    assert value_ticks("log", [])[0][0] == 0
 
 
 @pytest.mark.parametrize(
@@ -126,22 +127,20 @@ def test_logarithmic_ticks(low: float, high: float, expected: tuple[float, ...])
     assert log_ticks(low, high) == pytest.approx(expected)
 
 
-def test_thinning_keeps_the_mean_and_few_points_as_they_are() -> None:
-    few = [(float(k), float(k * k)) for k in range(10)]
-    assert thin(few) == few
-    many = [(float(k), math.sin(k)) for k in range(4000)]
-    thinned = thin(many, 400)
-    assert len(thinned) == 400
-    assert sum(y for _, y in thinned) / 400 == pytest.approx(sum(y for _, y in many) / 4000)
-    assert thinned[0][0] == pytest.approx(4.5)
+def test_a_line_of_many_points_keeps_its_peaks(tmp_path: Path) -> None:
+    """Means of neighbours flattened them."""
+    svg = write(tmp_path, [1.0] * 4000 + [4.0] + [1.0] * 999)
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", paths_of(svg, "#9aa5b1")[0])]
+    assert len(heights) <= 3 * 180 + 2
+    assert (min(heights), heights.count(min(heights))) == (108.0, 1), "4 is the last tick, at the top"
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 40.0], [97.5, 99.9], [100.0, 100.0]])
 def test_an_axis_of_accuracies_ends_at_100_percent(values: list[float]) -> None:
-    axis = accuracy_axis(values)
-    assert axis.high == axis.ticks[-1] == pytest.approx(100)
-    assert axis.low <= min(values, default=0.0)
-    assert axis.low < axis.high
+    ticks, _ = value_ticks("percent", values)
+    assert ticks[-1] == pytest.approx(100)
+    assert ticks[0] <= min(values, default=0.0)
+    assert ticks[0] < ticks[-1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.02, 9e19), (2, 1.1e8), (1e-7, 3.0), (0.02, 1.3)])
