@@ -122,6 +122,20 @@ def test_an_interrupt_is_130_and_a_bug_keeps_its_traceback(monkeypatch):
         main(["train"])
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), MemoryError("Unable to allocate"), RuntimeError("can't start new thread")]
+)
+def test_a_limit_of_the_system_is_said_in_words(monkeypatch, capsys, error):
+    def fail(argv):
+        raise error
+
+    use(monkeypatch, fail)
+    assert main(["train"]) == RunStopped.exit_code
+    told = capsys.readouterr().err
+    assert told.startswith("headrace: The system gives this process no more memory or threads:")
+    assert "ulimit" in told
+
+
 def test_a_command_gets_its_words_and_gives_its_code(monkeypatch):
     seen = []
     use(monkeypatch, lambda argv: seen.append(argv) or 75)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.cli.ctrl_c import INTERRUPTED, catch_ctrl_c, leave_on_ctrl_c
 from headrace.cli.help import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
-from headrace.core.errors import ConfigError, HeadraceError, did_you_mean
+from headrace.core.errors import ConfigError, HeadraceError, RunStopped, did_you_mean
 from headrace.core.process import leave_threads
 
 
@@ -121,6 +121,17 @@ def report(words_of: Callable[[], list[str]], run: Callable[[list[str]], int] | 
     except KeyboardInterrupt:
         print("headrace: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't start new thread" not in str(error):
+            raise
+        rule = "A limit of the shell or the container (ulimit -v, ulimit -u), or the machine's memory, is reached."
+        stopped = RunStopped(
+            f"The system gives this process no more memory or threads: {error or 'no memory is left'}.",
+            rule=rule,
+            remedy="Raise the limit, end other programs, or give fewer threads (--pipeline-num-parallel).",
+        )
+        print_error(stopped, words)
+        return stopped.exit_code
     except BrokenPipeError:
         # The reader has seen enough (`headrace configs | head`); Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

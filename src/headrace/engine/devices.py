@@ -154,6 +154,9 @@ def use_compilation_cache(directory: str | None) -> Path | None:
     path = cache_directory() / "xla" / machine_id() if directory is None else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if directory is None:
+            # Programs that are executed: JAX makes their files as the umask says, so that nobody else may reach them.
+            path.chmod(0o700)
     except OSError:
         return None  # a read-only home costs compile time, not the run
     jax.config.update("jax_compilation_cache_dir", str(path))
