@@ -182,6 +182,7 @@ def test_the_metadata_name_license_and_python(wheel):
     assert (metadata["Name"], metadata["License-Expression"]) == ("headrace", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Version"] == headrace.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == headrace.__version__
 
 
 def test_public_ci_covers_what_the_metadata_promises():
