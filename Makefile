@@ -54,7 +54,7 @@ clean:
 .venv/.created:
 	@for candidate in $(PYTHON); do \
 	  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
-	    echo "Setting up .venv with $$($$candidate --version) (once, a minute or two)"; \
+	    echo "Setting up .venv with $$($$candidate --version) (once; it compiles the kernels for CPUs, too)"; \
 	    $$candidate -m venv --clear .venv && touch $@; exit $$?; \
 	  fi; \
 	done; \
