@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -32,6 +33,7 @@ struct XLA_FFI_Error {
 namespace {
 
 int64_t num_threads = 3;
+std::atomic<int> running{0};  // threads that were begun: none may outlive main() and what it unloads
 
 XLA_FFI_Error* create_error(XLA_FFI_Error_Create_Args* args) { return new XLA_FFI_Error{args->message}; }
 XLA_FFI_Error* count_threads(XLA_FFI_ThreadPool_NumThreads_Args* args) {
@@ -39,7 +41,11 @@ XLA_FFI_Error* count_threads(XLA_FFI_ThreadPool_NumThreads_Args* args) {
   return nullptr;
 }
 XLA_FFI_Error* schedule(XLA_FFI_ThreadPool_Schedule_Args* args) {
-  std::thread([task = args->task, data = args->data] { task(data); }).detach();
+  running++;
+  std::thread([task = args->task, data = args->data] {
+    task(data);
+    running--;
+  }).detach();
   return nullptr;
 }
 
@@ -394,11 +400,13 @@ int main(int count, char** words) {
     printf("these kernels are not for this processor\n");
     return 2;
   }
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // a crash shows what came before it
   if (count > 3) wanted = words[3];
   if (count > 2)
     time_all(atoi(words[2]));
   else
     check();
   printf("%d floats in a vector; %d differences\n", ((int (*)())dlsym(library, "hr_lanes"))(), failures);
+  while (running) std::this_thread::yield();
   return failures > 0;
 }
