@@ -97,11 +97,10 @@ def test_optimizers_that_look_at_whole_tensors_are_not_packed():
 
 def test_only_gpus_and_float32_weights_are_packed(monkeypatch):
     config = config_from(OPTIONS)
-    kind = update_kinds(rule(config))
-    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, update_kind=kind)
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1)
     assert with_packing(spec, first_state(spec)).packing is None
     monkeypatch.setattr("headrace.engine.step.on_gpu", lambda: True)
     assert with_packing(spec, first_state(spec)).packing is not None
     config = config_from(OPTIONS | {"precision": "16.16"})
-    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, update_kind=kind)
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1)
     assert with_packing(spec, first_state(spec)).packing is None

@@ -428,6 +428,27 @@ def test_a_second_start_traces_nothing_and_ends_with_the_same_weights(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+FINE_TUNING = {"layer-lr": "backbone=0.1", "weight-decay": 0.001, "weight-decay-exclude": "bn", "mixup-alpha": 0.2}
+
+
+@pytest.mark.parametrize("options", [{}, FINE_TUNING])
+def test_another_seed_rate_or_number_of_epochs_traces_nothing(tmp_path, options):
+    """Fine-tuning and 32 of 67 recipes were never stored, and each seed and rate was traced anew."""
+    # The statistics' momentum, chosen for the number of steps, and the optimizer's, which comes with a chosen rate, are
+    # parts of the program.
+    options = options | {"bn-momentum": 0.9, "learning-rate": 0.1}
+    first = ended(start(tmp_path / "first", tmp_path / "cache", **options), tmp_path / "first")
+    assert first[1] > 0.01
+    other = options | {"seed": 7, "learning-rate": 0.03, "lr-schedule": "cosine", "num-epochs": 3}
+    printed, traced, weights = ended(start(tmp_path / "other", tmp_path / "cache", **other), tmp_path / "other")
+    assert traced == 0
+    assert "miss)" not in printed
+    # and draws its own numbers: the program that is found is that of a run without a cache
+    alone = ended(start(tmp_path / "alone", "none", **other), tmp_path / "alone")
+    assert equal(weights, alone[2])
+    assert not equal(weights, first[2])
+
+
 def test_two_runs_at_once_share_a_cache(tmp_path):
     folders = [tmp_path / "runs" / name for name in ("a", "b", "c")]
     both = [start(folder, tmp_path / "cache") for folder in folders[:2]]

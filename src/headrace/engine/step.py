@@ -5,7 +5,7 @@ runs inside `shard_map`. docs/numerics.md gives the order of the arithmetic. A s
 only the counters, so that weights are never lost; `bad` tells the host to stop (or, with dynamic loss scaling, not to).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.lr_curve import LrCurve
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
-from headrace.engine.optimizer import Update, global_norm
+from headrace.engine.optimizer import Update, global_norm, update_kinds
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
@@ -134,8 +134,24 @@ class StepSpec:
     cpu_kernels: str = "auto"
     histograms: bool = False  # of weights and gradients, after the last step of each call
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
-    update_kind: Callable[[str], Hashable] | None = None  # weights with equal kinds may be joined: engine/state.py
     packing: Packing | None = None  # of the state that a step takes and returns
+
+
+def _of_block(_step: jax.typing.ArrayLike) -> jax.Array:
+    raise AssertionError("the block brings the rates of its steps")
+
+
+def without_values_of(block: Mapping[str, Any], spec: StepSpec) -> StepSpec:
+    """Return the specification without the seed and the rates, where a block brings them.
+
+    They are no part of the program then: a run with another seed, learning rate or number of epochs finds the one that
+    was traced before.
+    """
+    if "seed" in block:
+        spec = replace(spec, seed=0)
+    if "rate" in block:
+        spec = replace(spec, lr_curve=_of_block, optimizer=replace(spec.optimizer, lr_curve=_of_block))
+    return spec
 
 
 def make_step(spec: StepSpec) -> Callable[[State, PyTree, PyTree], tuple[State, Metrics]]:
@@ -318,9 +334,10 @@ def with_packing(spec: StepSpec, state: State) -> StepSpec:
     On GPUs alone: elsewhere no gain was measured. Not with 16-bit weights, whose rounding draws bits by the tensor's
     name, nor where each block's gradients are checked.
     """
-    if not on_gpu() or spec.update_kind is None or spec.precision.half_weights or spec.numerics.fp_exceptions:
+    kind = update_kinds(spec.optimizer)
+    if not on_gpu() or kind is None or spec.precision.half_weights or spec.numerics.fp_exceptions:
         return spec
-    return replace(spec, packing=make_packing(state, spec.update_kind, partial(is_moved, spec)))
+    return replace(spec, packing=make_packing(state, kind, partial(is_moved, spec)))
 
 
 def finite_by_block(names: Sequence[str], grads: PyTree) -> jax.Array:

@@ -21,11 +21,10 @@ from headrace.engine.devices import CompileCounts, count_compilations, replica_m
 from headrace.engine.lr_curve import rate_table
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import update_kinds
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import Placement, State, host_memory_of, put_state, snapshot
-from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing
+from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing, without_values_of
 from headrace.engine.stored_programs import Draft, Request
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan
@@ -84,7 +83,7 @@ class DeviceLoop(OnOneMesh):
         keep_freed_memory(keep=False)  # after an inference of this process
         begin, whole = time.perf_counter(), replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
-        spec = with_packing(self.spec, state)
+        spec = without_values_of(block, with_packing(self.spec, state))
         # Which rows to run is an array, not Python numbers: a call of other rows then needs no other program.
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, _ends(range(1))))
         state, ends = place(shapes, whole)
@@ -180,7 +179,9 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
     config, batch, custom = design.config, design.plan.batch, design.custom
     weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
     smoothing = smoothing_over_all(config.learning, design.info.num_classes)
-    preprocess = options.preprocess
+    # The block brings the seed: with it in the specification, every seed would have a program of its own.
+    drawing = options.preprocess.with_seed(0)
+    preprocess = drawing
     if custom.augment is not None:
         preprocess = replace(preprocess, augment=by_sample(custom.augment, config.run.seed))
     return StepSpec(
@@ -191,7 +192,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         numerics=config.numerics,
         fetch=partial(fetch, spec=preprocess, train=True),
         # Without the custom augmentation, which changes images only: the last stage of a pipeline needs labels alone.
-        fetch_labels=partial(fetch_labels, spec=options.preprocess, train=True),
+        fetch_labels=partial(fetch_labels, spec=drawing, train=True),
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         seed=config.run.seed,
@@ -206,7 +207,6 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         cpu_kernels=config.compiler.cpu_kernels,
         histograms=config.logging.histograms,
         compiler_options=tuple(compiler_options(design.compiler).items()),
-        update_kind=update_kinds(design.optimizer),
     )
 
 
