@@ -157,7 +157,8 @@ def make_stages(config, network, images, stages: Stages, **given) -> tuple[StepS
 def run_stages(spec: StepSpec, dispatcher: Dispatcher, images, labels):
     """Run the steps of the samples; return (state, metrics) on the host."""
     block = dispatcher.put(make_block(images, labels, spec.gradient_accumulation_count), "steps")
-    return jax.device_get(dispatcher(dispatcher.place(first_state(spec)), None, block))
+    parts, metrics = dispatcher(dispatcher.place(first_state(spec)), None, block)
+    return jax.device_get((dispatcher.join(parts), metrics))
 
 
 def train_pipelined(config, network, samples, stages: Stages, **given):

@@ -33,6 +33,11 @@ HALF = shlex.split("""
     --loss-scaling-params '{"initial": 1024, "growth_interval": 5}' --micro-batch-size 8 --gradient-accumulation-count 2
 """)
 
+# AdamW counts its steps in every stage.
+STAGES = shlex.split("""
+    --num-pipeline-stages 2 --micro-batch-size 8 --gradient-accumulation-count 2 --optimizer adamw --optimizer-params {}
+""")
+
 EPOCHS = 15  # of a run that is cut six times and must not end before: with 5 it once had, on a busy machine
 
 # What a kill may change: how long things took.
@@ -190,6 +195,16 @@ def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> Non
     assert "SIGTERM: stopped at step 0, nothing is lost" in told
     assert told.count(f"\nnext        headrace resume {cut}\n") == 2
     assert run(words_for(whole, EPOCHS), output) == 0, output.read_text()
+    assert_same_run(whole, cut, EPOCHS)
+
+
+@pytest.mark.slow
+def test_stages_cut_and_resumed_equal_uninterrupted_ones_bit_for_bit(tmp_path: Path) -> None:
+    whole, cut, output = tmp_path / "runs" / "whole", tmp_path / "runs" / "cut", tmp_path / "whole.txt"
+    kills = [(signal.SIGKILL, WHILE_SAVING), (signal.SIGINT, WHEN_NAMED), (signal.SIGKILL, WHEN_VALIDATED)]
+    codes = cut_run(words_for(cut, EPOCHS, STAGES), cut, kills)
+    assert codes == [-9, INTERRUPTED_EXIT_CODE, -9]
+    assert run(words_for(whole, EPOCHS, STAGES), output) == 0, output.read_text()
     assert_same_run(whole, cut, EPOCHS)
 
 

@@ -2,6 +2,7 @@
 
 `params` (weights in their stored dtype), `stats` (running batch-norm statistics), `opt` (optimizer slots), `ema` (the
 moving averages of params and stats, when on), `loss_scale`, `step`. Its key paths are the tensor names in a checkpoint.
+Pipeline stages have such a dict each, with their own weights and what belongs to them.
 """
 
 import math

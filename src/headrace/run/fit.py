@@ -99,7 +99,7 @@ from headrace.run.start import (
     write_table,
 )
 from headrace.run.trained_model import RunResult, ended_result
-from headrace.run.training import CallLength, Calls, Compiled, open_feed
+from headrace.run.training import CallLength, Calls, Compiled, Placed, open_feed
 from headrace.run.validation import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.metric_totals import CallReader, StartTimes, Timeline, passing_failure_to
@@ -382,7 +382,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
-        validator, feed, compiling, began = None, None, None, 0.0
+        validator, feed, compiling, trained, began = None, None, None, None, 0.0
         leave_devices(left=False)  # an interrupted run of this process may have
         # One for the programs of training, one for those of validation.
         threads = ThreadPoolExecutor(2, thread_name_prefix=COMPILING)
@@ -399,8 +399,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             began, placed = time.perf_counter(), Future()
             compiling = threads.submit(calls.compile, state, feed, placed.result)
             with passing_failure_to(placed):
-                state = calls.executor.place(state)
-                placed.set_result(state)
+                trained = calls.executor.place(state)
+                placed.set_result(trained)
+            state = calls.executor.join(trained)  # until the first call takes these arrays over
             # Several processes compile in one order; and where nothing else may happen on the devices, tracing
             # validation would.
             one_by_one = not group.is_alone or compiles_alone(design.compiler)
@@ -442,7 +443,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         times.end("first_block")
         if traces and isinstance(calls.executor, Dispatcher) and plan.pipeline:
             place = directory.path if group.is_first else None
-            for text in trace_schedule(calls.executor, plan.pipeline, (state, resident, block), place):
+            for text in trace_schedule(calls.executor, plan.pipeline, (trained, resident, block), place):
                 recorder.note(text)
         if config.run.compile_only:
             return ending.reach("compiled")
@@ -452,15 +453,16 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
         interrupt.begin()
         training = _Training(prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left)
-        state, stopped_by = training.run(state, block)
+        trained, stopped_by = training.run(trained, block)
         recorder.fed(feed.stats, plan.feed)
         for text in describe_profile(profile, design, devices) if wanted else ():
             recorder.note(text)
         if dataset.bad:
             recorder.note(dataset.bad.describe(), "warning")
         if stopped_by is None:
-            return replace(ending.reach("finished"), state=state)
-        return replace(_stop(stopped_by, recorder, ending, calls.executor.copy_to_save(state)), state=state)
+            return replace(ending.reach("finished"), state=calls.executor.join(trained))
+        saved = calls.executor.copy_to_save(trained)
+        return replace(_stop(stopped_by, recorder, ending, saved), state=calls.executor.join(trained))
 
 
 def _wait_unless_interrupted(compiling: Future[Programs], interrupt: Interrupt) -> Programs | None:
@@ -652,7 +654,7 @@ class _Training:
     interrupt: Interrupt
     is_left: Callable[[], bool]  # whether nobody waits for the images of another call
 
-    def run(self, state: State, block: PyTree) -> tuple[State, str | None]:
+    def run(self, state: Placed, block: PyTree) -> tuple[Placed, str | None]:
         """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
         step, total_steps, group = self.prepared.step, self.prepared.design.plan.steps.total_steps, current_group()
         self.recorder.begin()
@@ -670,7 +672,7 @@ class _Training:
         self.reader.drain()
         return state, (stopped_by or "") if step < total_steps else None
 
-    def _call(self, step: int, state: State, block: PyTree) -> tuple[int, State, Metrics]:
+    def _call(self, step: int, state: Placed, block: PyTree) -> tuple[int, Placed, Metrics]:
         """Launch a call and what is due after it, and hand both to the thread that reads results."""
         steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
         rows, launched = self.feed.rows, time.perf_counter()
@@ -694,7 +696,8 @@ class _Training:
         self.reader.submit(call)
         if self.validator and validating:
             with passing_failure_to(validating):  # the reader must not wait for a validation that failed
-                validating.set_result(self.recorder.start_validation(self.validator, state))
+                whole = self.calls.executor.join(state)
+                validating.set_result(self.recorder.start_validation(self.validator, whole))
         epoch_ends = step % steps.updates_per_epoch == 0
         decides = callbacks.decide_after(epoch_ends=epoch_ends, validated=validating is not None)
         self.reader.keep_up(behind=0 if decides else 1)

@@ -22,7 +22,6 @@ from headrace.core.units import format_duration
 from headrace.engine.devices import start_run_devices
 from headrace.engine.hlo_text import Instruction, Program, block_of, is_backward, kind_of, parse_program
 from headrace.engine.pipeline.dispatch import Dispatcher
-from headrace.engine.state import State
 from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
@@ -236,7 +235,7 @@ def _fastest(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def trace_schedule(
-    dispatcher: Dispatcher, pipeline: PipelinePlan, source: tuple[State, Any, Any], directory: Path | None
+    dispatcher: Dispatcher, pipeline: PipelinePlan, source: tuple[PyTree, PyTree, PyTree], directory: Path | None
 ) -> list[str]:
     """Trace the first step of a block on a copy of the state and plot it; return a summary, in sentences.
 

@@ -31,8 +31,10 @@ from headrace.plan.steps import SizeSpan
 from headrace.run.custom_functions import by_sample
 from headrace.run.design import Design
 
+# The state between calls, on the devices as an executor keeps it: cut by stages where there are any.
+Placed = PyTree
 # (state, resident set, block, the rows of it to run) -> (state, metrics of all rows)
-Call = Callable[[State, PyTree, PyTree, range], tuple[State, Metrics]]
+Call = Callable[[Placed, PyTree, PyTree, range], tuple[Placed, Metrics]]
 
 
 class Executor(Protocol):
@@ -47,15 +49,19 @@ class Executor(Protocol):
         """Put a block (`steps`) or a resident set (`replicated`) on the devices."""
         ...
 
-    def place(self, state: State) -> State:
+    def place(self, state: State) -> Placed:
         """Put a state in host memory on the devices."""
         ...
 
-    def copy_to_save(self, state: State) -> State:
+    def join(self, state: Placed, /) -> State:
+        """Return the same arrays as one state."""
+        ...
+
+    def copy_to_save(self, state: Placed, /) -> State:
         """Copy a state so that it outlives the next call and this process can read it whole."""
         ...
 
-    def compile(self, state: State, resident: PyTree, block: PyTree) -> Call:
+    def compile(self, state: Placed, /, resident: PyTree, block: PyTree) -> Call:
         """Return the call's program `(state, resident, block, rows)`, compiled; the state is left as it is."""
         ...
 
@@ -69,6 +75,10 @@ class DeviceLoop(OnOneMesh):
     def place(self, state: State) -> State:
         """Put a state on every device."""
         return put_state(state, self.mesh)
+
+    def join(self, state: State) -> State:
+        """Return the state, which is never cut."""
+        return state
 
     def copy_to_save(self, state: State) -> State:
         """Copy a state: it is whole on every device."""
@@ -301,7 +311,7 @@ class CallLength:
         return self.steps
 
 
-def compile_call(executor: Executor, state: State, resident: PyTree, block: dict[str, Any]) -> Compiled:
+def compile_call(executor: Executor, state: Placed, resident: PyTree, block: dict[str, Any]) -> Compiled:
     """Compile the call program ahead of its first use, so that compile time is kept apart from training time."""
     return compiled_from(lambda: executor.compile(state, resident, block))
 
@@ -338,7 +348,7 @@ class Calls:
         self.executor = self._executors[-1]  # state and blocks are placed alike for all of them
 
     def compile(
-        self, state: State, feed: TrainFeed, placed: Callable[[], State] | None = None
+        self, state: Placed, feed: TrainFeed, placed: Callable[[], Placed] | None = None
     ) -> list[tuple[str, Compiled]]:
         """Compile every program ahead of its first call; return their purposes and the results.
 

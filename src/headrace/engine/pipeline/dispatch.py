@@ -1,12 +1,12 @@
 """Training calls of a network that is cut into stages, each stage on devices of its own.
 
-To a run it is the same as the device loop of one stage: `program(state, resident, block) -> (state, metrics)`, with a
-state whose leaves are on the devices of their stages.
+To a run it is the same as the device loop of one stage: `program(state, resident, block) -> (state, metrics)`. The
+state stays cut from call to call: each stage's part of it is what its update donates and returns. Only a checkpoint, a
+validation and the end of a run need it as a whole (`join`).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,18 +19,19 @@ from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.engine.devices import replica_mesh, replicated
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.kept_programs import kept
-from headrace.engine.multiprocess_arrays import in_turn, place, transfer
+from headrace.engine.multiprocess_arrays import in_turn, place
 from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes, counts_of, make_node, sums_of
 from headrace.engine.pipeline.runner import Tracer
-from headrace.engine.pipeline.step_plan import EACH, NOTHING, Key, Program, StepBuilder, StepPlan, Values
+from headrace.engine.pipeline.step_plan import EACH, NOTHING, CompiledSteps, Key, Program, StepBuilder, StepPlan, Values
 from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_reduce, make_update, part_of, training_node
-from headrace.engine.state import UPDATE_ONLY, State, make_copy, shardings, snapshot
+from headrace.engine.state import UPDATE_ONLY, State, make_copy, shardings
 from headrace.engine.step import PER_STEP, Metrics, put_on
 from headrace.plan.schedule import Node
 from headrace.plan.timeline import Table
 
 METRICS = ("learning_rate", "grad_norm", "loss_scale", "skipped", "bad")  # beside the sums
 FLAGS = ("forward_finite", "gradient_finite")  # with fp_exceptions: one for each block
+Parts = tuple[State, ...]  # the state, cut by stages; what all stages need is in every part
 _count_values = jax.jit(block_histograms)
 
 
@@ -42,8 +43,7 @@ class StagePrograms:
     node: NodePrograms
     reduce: Program
     update: Program
-    copy: Callable[[State], State]
-    copy_to_save: Callable[[State], State]  # what every process can read whole
+    copy: Callable[[State], State]  # every process can read it whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,22 @@ class Dispatcher:
     programs: tuple[StagePrograms, ...]
     table: Table
 
-    def place(self, state: State) -> State:
-        """Put a state in host memory where its stages have their parts."""
-        placed = []
-        for spec, like, mesh in zip(self.stages, self._likes, self.meshes, strict=True):
-            part = unflatten_named(like, flatten_named(state))
-            # From NumPy copies: device_put may alias an array that is already there, and the first donation would
-            # delete the source.
-            placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.placement)))
-        return self._join(state, placed)
+    def place(self, state: State) -> Parts:
+        """Cut a state in host memory, and put each stage's part where the stage is."""
+        flat = flatten_named(state)
+        # From NumPy copies: device_put may alias an array that is already there, and the first donation would delete
+        # the source. A copy for each stage: what all need is donated by each, and stages may share a device.
+        return tuple(
+            place(jax.tree.map(np.array, unflatten_named(own.like, flat)), shardings(own.like, mesh, stage.placement))
+            for stage, own, mesh in zip(self.stages, self.programs, self.meshes, strict=True)
+        )
+
+    def join(self, parts: Parts) -> State:
+        """Return the parts as one state, of the same arrays."""
+        # Leaves that several parts have (the loss scale, the step and an optimizer's counts) are scalars which every
+        # update advances in the same way, so that any of them is right.
+        flat = {name: leaf for part in parts for name, leaf in flatten_named(part).items()}
+        return unflatten_named(self._whole, flat)
 
     def put(self, tree: PyTree, kind: str) -> PyTree:
         """Put a block (`steps`) or a resident set where it is needed: images at the first stage, labels at the last."""
@@ -72,27 +79,26 @@ class Dispatcher:
             # Images are nearly all of a block's bytes: sent to every stage, they would take the room and the time of
             # all of them.
             left_out = () if spec.is_first else ("images",) if spec.is_last else ("images", "labels")
-            part = {key: value for key, value in tree.items() if key not in left_out}
-            parts.append(put_on(mesh, part, kind))
+            part = put_on(mesh, {key: value for key, value in tree.items() if key not in left_out}, kind)
+            if kind == "steps":
+                # As a node takes it: what there is once a step, and what each micro batch has.
+                of_step = {key: part.pop(key) for key in PER_STEP if key in part}
+                part = {"of_step": of_step, "rest": part}
+            parts.append(part)
         return tuple(parts)
 
-    def snapshot(self, state: State) -> State:
-        """Copy a state where it is, stage by stage."""
-        parts = zip(self.programs, self._split(state), strict=True)
-        return self._join(state, [programs.copy(part) for programs, part in parts])
-
-    def copy_to_save(self, state: State) -> State:
-        """Copy a state so that this process can read it whole, stage by stage."""
-        parts = zip(self.programs, self._split(state), strict=True)
+    def copy_to_save(self, parts: Parts) -> State:
+        """Copy the state so that this process can read it whole, stage by stage."""
+        copies = [programs.copy(part) for programs, part in zip(self.programs, parts, strict=True)]
         # Where state is cut over replicas these copies exchange, and must not meet the next call's exchanges in another
         # order.
-        return in_turn(self._join(state, [programs.copy_to_save(part) for programs, part in parts]))
+        return in_turn(self.join(tuple(copies)))
 
     @cached_property
     def plan(self) -> StepPlan:
         """The launches of a step."""
         work = self.table.work
-        nodes = [Node(number) for number in range(len(self.stages))]
+        nodes = self._nodes
         mesh_of = {work.device_of[node]: self.meshes[node.stage] for node in nodes}
         # Stages that share a device share its lane, so that one thread launches all that runs there, in the table's
         # order.
@@ -123,9 +129,15 @@ class Dispatcher:
             )
         return builder.build()
 
-    @property
-    def _likes(self) -> list[State]:
-        return [programs.like for programs in self.programs]
+    @cached_property
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(map(Node, range(len(self.stages))))
+
+    @cached_property
+    def _whole(self) -> State:
+        """The shape of the state of all stages."""
+        first = self.stages[0]
+        return part_of(replace(first, blocks=(0, len(first.step.network.blocks))))
 
     @property
     def _histograms(self) -> bool:
@@ -136,19 +148,18 @@ class Dispatcher:
         """The most micro batches of which each stage holds something for the backward pass at once."""
         return self.plan.peaks("saved")
 
-    def compile(self, state: State, resident: PyTree, block: PyTree) -> "Dispatcher":
+    def compile(self, parts: Parts, resident: PyTree, block: PyTree) -> "Dispatcher":
         """Compile the programs of all stages for such a state and block."""
-        parts = self._split(state)
-        self.plan.compile(self._start(parts, resident, block))
+        self._compiled(self._start(parts, resident, block))
         if self._histograms:
             for part in parts:
                 _count_values(part["params"], jax.tree.map(lambda leaf: leaf.astype(jnp.float32), part["params"]))
         return self
 
-    def trace(self, state: State, resident: PyTree, block: PyTree) -> Table:
+    def trace(self, parts: Parts, resident: PyTree, block: PyTree) -> Table:
         """Return when the actions of the block's first step ran, the second time, on a copy of the state."""
-        start = self._start(self._split(self.snapshot(state)), resident, block)
-        steps = self.plan.compile(start)
+        start = self._start(self.place(jax.device_get(self.copy_to_save(parts))), resident, block)
+        steps = self._compiled(start)
         # The first time, memory is allocated and threads are started, which no later step waits for.
         start |= steps(start, 1) | self._constants
         # What is still on its way to the devices would count as time of the first actions.
@@ -158,47 +169,44 @@ class Dispatcher:
         return tracer.table(self.table)
 
     def __call__(
-        self, state: State, resident: PyTree, block: PyTree, rows: range | None = None
-    ) -> tuple[State, Metrics]:
+        self, parts: Parts, resident: PyTree, block: PyTree, rows: range | None = None
+    ) -> tuple[Parts, Metrics]:
         """Run the steps of these rows of a block, or of all of them; the state is donated."""
         rows = range(_num_steps(block)) if rows is None else rows
-        start = self._start(self._split(state), resident, block)
+        start = self._start(parts, resident, block)
         if rows.start:
-            start |= {("at", Node(n)): place(np.int32(rows.start), replicated(m)) for n, m in enumerate(self.meshes)}
-        end = self.plan.compile(start)(start, len(rows))
-        parts = [
-            {"params": end["params", node]} | end["fixed", node] | end["slots", node]
-            for node in map(Node, range(len(self.stages)))
-        ]
+            first = [place(np.int32(rows.start), replicated(mesh)) for mesh in self.meshes]
+            start |= {("at", node): number for node, number in zip(self._nodes, first, strict=True)}
+        end = self._compiled(start)(start, len(rows))
         metrics = end["record"]
         if self._histograms:
-            grads = [end["reduced", Node(number)]["grads"] for number in range(len(parts))]
-            counted = [_count_values(part["params"], tree) for part, tree in zip(parts, grads, strict=True)]
+            counted = [_count_values(end["params", node], end["reduced", node]["grads"]) for node in self._nodes]
             metrics = metrics | {HISTOGRAMS: {name: each for stage in counted for name, each in stage.items()}}
-        return self._join(state, parts), metrics
+        return tuple({"params": end["params", n]} | end["fixed", n] | end["slots", n] for n in self._nodes), metrics
 
-    def _start(self, parts: list[State], resident: PyTree, block: PyTree) -> Values:
+    def _start(self, parts: Parts, resident: PyTree, block: PyTree) -> Values:
         start: Values = dict(self._constants)
-        for number, part in enumerate(parts):
-            node = Node(number)
-            of_step = {key: value for key, value in block[number].items() if key in PER_STEP}
-            rest = {key: value for key, value in block[number].items() if key not in PER_STEP}
+        for node, part in zip(self._nodes, parts, strict=True):
             start["params", node] = part["params"]
             start["fixed", node] = {key: part[key] for key in FIXED}
             start["slots", node] = {key: part[key] for key in UPDATE_ONLY if key in part}
-            start["resident", node] = resident[number] if resident else None
-            start["block", node] = {"of_step": of_step, "rest": rest}
+            start["resident", node] = resident[node.stage] if resident else None
+            start["block", node] = block[node.stage]
             start["reduced", node] = None  # until the first step has some
         # Made anew for every call, because the update donates it.
         start["record"] = self._record(_num_steps(block))
         return start
 
+    def _compiled(self, start: Values) -> CompiledSteps:
+        # Of all values only the block may have other shapes in another call.
+        return self.plan.compile(start, [("block", node) for node in self._nodes])
+
     @cached_property
     def _constants(self) -> Values:
         """Small numbers on the devices that the passes read."""
         found: Values = {}
-        for number, mesh in enumerate(self.meshes):
-            node, where = Node(number), replicated(mesh)
+        for node, mesh in zip(self._nodes, self.meshes, strict=True):
+            where = replicated(mesh)
             # Numbers that the passes read are on the devices before a call: sending one for each action would cost
             # about 40 us each time.
             found["at", node] = place(np.int32(0), where)
@@ -218,29 +226,6 @@ class Dispatcher:
             rows |= {key: np.ones((num_steps, len(spec.network.blocks)), bool) for key in FLAGS}
         return place(rows, replicated(self.meshes[-1]))
 
-    def _split(self, state: State) -> list[State]:
-        """Return each stage's part of a state, with its own copy of what all need."""
-        flat = flatten_named(state)
-        # Leaves that several parts have are scalars which every update advances in the same way, so that any copy is
-        # right.
-        seen = Counter(name for like in self._likes for name in flatten_named(like))
-        # The loss scale, the step and an optimizer's counts.
-        shared = {name: flat[name] for name, count in seen.items() if count > 1}
-        parts = []
-        for spec, like, mesh in zip(self.stages, self._likes, self.meshes, strict=True):
-            # Real copies: stages may share a device, and each donates its own.
-            copies = snapshot(transfer(shared, replicated(mesh)))
-            where = flatten_named(shardings(like, mesh, spec.placement))
-            copies = {name: jax.device_put(leaf, where[name]) for name, leaf in copies.items()}
-            parts.append(unflatten_named(like, flat | copies))
-        return parts
-
-    def _join(self, like: State, parts: list[State]) -> State:
-        flat: dict[str, Any] = {}
-        for part in parts:
-            flat |= flatten_named(part)
-        return unflatten_named(like, flat)
-
 
 def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Table) -> Dispatcher:
     """Return the dispatcher for stages on a grid of devices [replica, device of the replica]."""
@@ -257,9 +242,8 @@ def _make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
         node=make_node(training_node(stage, mesh)),
         reduce=make_reduce(stage, mesh),
         update=make_update(stage, mesh, like),
-        copy=make_copy(like, mesh, stage.placement),
         # Gathering is needed across processes only: within one, the host can read the pieces from all devices.
-        copy_to_save=make_copy(like, mesh, stage.placement, whole=not replicated(mesh).is_fully_addressable),
+        copy=make_copy(like, mesh, stage.placement, whole=not replicated(mesh).is_fully_addressable),
     )
 
 
@@ -273,4 +257,4 @@ def _values(node: Node) -> NodeValues:
 
 
 def _num_steps(block: PyTree) -> int:
-    return block[0]["epoch"].shape[0]
+    return block[0]["of_step"]["epoch"].shape[0]

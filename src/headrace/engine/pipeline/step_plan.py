@@ -8,7 +8,7 @@ any number of times.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -248,12 +248,16 @@ class StepPlan:
                         most[name[1]] = max(most.get(name[1], 0), held[name[1]])
         return most
 
-    def compile(self, start: Values) -> "CompiledSteps":
-        """Compile every program for values like these (arrays or shapes, fed ones too), once for equal shapes."""
+    def compile(self, start: Values, differing: Collection[Key] | None = None) -> "CompiledSteps":
+        """Compile every program for values like these (arrays or shapes, fed ones too), once for equal shapes.
+
+        `differing` names the values whose shapes may differ from call to call; without it all may.
+        """
         given = {key: start[key] for key in (*self.kept, *self.fed)}
         # Compiled programs accept only the shapes that they were compiled for: the last block of a dataset may be
         # shorter.
-        wanted = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(list(given.values())))
+        compared = [given[key] for key in (given if differing is None else differing)]
+        wanted = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(compared))
         if wanted not in self._compiled:
             self._compiled[wanted] = self._compile(given)
         return self._compiled[wanted]
