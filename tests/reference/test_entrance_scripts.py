@@ -27,7 +27,7 @@ WORDS = {
     (
         "validation",
         "--config mk2_resnet50_gn_16ipus --data-dir d --restore-path=runs/a",
-    ): "validate runs/a --data-dir d",
+    ): "validate runs/a --config mk2_resnet50_gn_16ipus --data-dir d",
     ("validation", "--model resnet --data-dir d"): "train --model resnet --data-dir d --application tf1 --no-training",
     ("restore", "--restore_path runs/a/"): "resume runs/a/",
     ("weight_avg", "--restore-path runs/a --mode exponential --decay 0.9 -N 4"): (

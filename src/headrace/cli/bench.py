@@ -21,7 +21,7 @@ from headrace.cli.options import (
     resolve_arguments,
     writing,
 )
-from headrace.config.field import normalise_name, option_names
+from headrace.config.field import COMMAND_LINE, normalise_name, option_names
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.files import parse_json
 from headrace.core.local_path import local_path
@@ -83,7 +83,7 @@ def _print_without_effect(resolved: "Resolved") -> None:
 def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
     from headrace.run.benchmarks import bench
 
-    result = bench(resolved, steps_per_call=args.steps_per_call, num_calls=args.num_calls)
+    result = bench(resolved, steps_per_call=call_length(resolved, args.steps_per_call), num_calls=args.num_calls)
     how = result.conditions
     if args.prints and not args.json:
         print(f"training {how.model} on {how.dataset}, precision {how.precision}, {how.device}")
@@ -105,7 +105,7 @@ def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResu
 
     result = bench_inference(
         resolved,
-        batches_per_call=args.steps_per_call,
+        batches_per_call=call_length(resolved, args.steps_per_call),
         num_calls=args.num_calls,
         num_requests=args.num_requests,
     )
@@ -126,6 +126,20 @@ def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResu
     return result
 
 
+def call_length(resolved: "Resolved", asked: int | None, default: int = 50) -> int:
+    """Return the steps of a call: as asked for, or as many as --max-steps-per-call (--batches-per-step) allows."""
+    most, origin = resolved.config.batch.max_steps_per_call, resolved.origins["max_steps_per_call"]
+    if asked is None:
+        return most if most and origin == COMMAND_LINE else min(default, most or default)
+    if most and origin == COMMAND_LINE and asked > most:
+        raise ConfigError(
+            f"Both are given: --steps-per-call {asked} and --max-steps-per-call {most}.",
+            rule="The first is the length of a call here, the second the longest call.",
+            remedy="Leave one of them out.",
+        )
+    return asked
+
+
 PRINTED = ("min", "mean", "p50", "p99", "max")  # the JSON has more percentiles
 
 
@@ -133,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this command has."""
     add: Any = parser.add_argument
     add("--mode", choices=_MODES, help="what is measured [training, or what --entry says]")
-    add("--steps-per-call", type=int, default=50, metavar="N", help="steps, or batches, of one device call [50]")
+    add("--steps-per-call", type=int, metavar="N", help="steps, or batches, of one device call [50]")
     add("--num-calls", "--repeat", type=int, default=5, metavar="N", help="timed calls, after one untimed [5]")
     add("--num-requests", type=int, default=100, metavar="N", help="batches timed one by one, for inference [100]")
     add("--json", action="store_true", help="print the line of JSON alone")
@@ -358,7 +372,7 @@ def profile(argv: list[str]) -> int:
             resolved = override(read_run(run)[1], dict(parsed.options))
         config = resolved.config
         resolved = replace(resolved, config=replace(config, run=replace(config.run, profile=False)))
-        found = profile_calls(resolved, folder, steps_per_call=args.steps_per_call)
+        found = profile_calls(resolved, folder, steps_per_call=call_length(resolved, args.steps_per_call, 10))
     if args.json:
         print(json.dumps(found.to_dict()))
         return 0
@@ -372,7 +386,7 @@ def profile(argv: list[str]) -> int:
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this command has."""
     parser.add_argument("run", nargs="?", type=local_path, metavar="RUN_DIR", help="a run, whose options are profiled")
-    parser.add_argument("--steps-per-call", type=int, default=10, metavar="N", help="steps of one device call [10]")
+    parser.add_argument("--steps-per-call", type=int, metavar="N", help="steps of one device call [10]")
     parser.add_argument(
         "--output", type=local_path, metavar="DIR", help="folder of the trace [RUN_DIR/profile, or profile]"
     )

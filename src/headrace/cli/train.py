@@ -22,7 +22,7 @@ from headrace.cli.options import (
 from headrace.core.local_path import local_path
 from headrace.core.units import format_duration
 from headrace.job import Restart, detect_process_info, detect_restart
-from headrace.reference.entrance import take_value
+from headrace.reference.entrance import take_value, without_recipe
 from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def resume(argv: list[str]) -> int:
             "run_dir", metavar="RUN_DIR", type=local_path, help="directory of a run that was started before"
         )
 
-    parsed = read_arguments(argv, "headrace resume", add_arguments, RESUME_DESCRIPTION)
+    parsed = read_arguments(without_recipe(argv), "headrace resume", add_arguments, RESUME_DESCRIPTION)
     from headrace.job import join_job
     from headrace.run.fit import resume as resume_run
 

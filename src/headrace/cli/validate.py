@@ -11,6 +11,7 @@ from headrace.cli.options import print_fitted, read_arguments, terminal_width
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
+from headrace.reference.entrance import without_recipe
 from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _WHOLE = len(_HEADING) + len("  best so far")
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    parsed = read_arguments(argv, "headrace validate", _add_arguments, DESCRIPTION)
+    parsed = read_arguments(without_recipe(argv), "headrace validate", _add_arguments, DESCRIPTION)
     args = parsed.args
     if args.last and args.best:
         raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
@@ -231,7 +232,7 @@ _AVERAGE = (
 
 def average(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    parsed = read_arguments(argv, "headrace average", _add_average_arguments, _AVERAGE)
+    parsed = read_arguments(without_recipe(argv), "headrace average", _add_average_arguments, _AVERAGE)
     args = parsed.args
     from headrace.run.averages import AverageOptions, average_run
 

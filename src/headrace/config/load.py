@@ -194,6 +194,8 @@ class Translation:
     environment: Callable[[Mapping[str, str]], Layer] = lambda environ: {}
     has_defaults: Callable[[Found], bool] = lambda found: False
     weight_options: Callable[[str], Mapping[str, Any]] = lambda name: {}
+    # Names that mean something else there are put right before layers meet: saved and typed are told apart by layer.
+    reword: Callable[[list[Layer]], list[Layer]] = lambda layers: layers
     translate: Callable[[Found], Translated] = lambda found: Translated(options=found)
 
     @cached_property
@@ -331,6 +333,7 @@ _OLD_KINDS = {"dialect": TRANSLATED}  # how earlier versions called a kind of or
 def _assemble(
     layers: list[Layer], name: str, environ: Mapping[str, str], translation: Translation, with_weights: Layer
 ) -> Resolved:
+    layers = translation.reword(layers)
     launched, overruled = launcher_layer(layers, environ)
     network = {name: given for name, given in with_weights.items() if all_options()[name].section == "model"}
     layers = [*layers[:-1], network, layers[-1]]  # over a recipe, below what was asked for

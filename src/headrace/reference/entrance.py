@@ -15,7 +15,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json
 from headrace.core.local_path import local_text
 from headrace.reference.tables import Reference
-from headrace.reference.translate import has_defaults, translate
+from headrace.reference.translate import REFERENCE_TIES, has_defaults, reword, translate
 
 if TYPE_CHECKING:
     from headrace.weights.named import WeightFacts
@@ -77,9 +77,11 @@ def _checkpoints_of(run: Path) -> Path:
 
 REFERENCE = Translation(
     sections={"reference": Reference},
+    ties=REFERENCE_TIES,
     recipes=(Path(__file__).parent / "recipes",),
     environment=_environment,
     has_defaults=has_defaults,
+    reword=reword,
     translate=translate,
     weight_options=weight_options,
 )
@@ -214,15 +216,15 @@ def train(argv: list[str]) -> list[str]:
     if place is None:
         return ["train", *_for_application(words)]
     if is_finished(Path(place)):
-        return ["validate", place, *_of_saved_run(words, place)]
-    return ["resume", place, *_of_saved_run(words, place)]
+        return ["validate", place, *words]
+    return ["resume", place, *words]
 
 
 def validation(argv: list[str]) -> list[str]:
     """Validate checkpoints (--restore-path); without one measure inference (synthetic data) or untrained weights."""
     place, words = take_value(_with_own_file(argv), "--restore-path")
     if place is not None:
-        return ["validate", place, *_of_saved_run(words, place)]
+        return ["validate", place, *words]
     if any(_name(word) in _SYNTHETIC for word in words):
         return ["bench", "--mode", "inference", *_first_application(words)]
     if not _asks_for_help(words):
@@ -303,19 +305,19 @@ def _with_own_file(argv: list[str]) -> list[str]:
     return argv
 
 
-def _of_saved_run(argv: list[str], place: str) -> list[str]:
+def without_recipe(argv: list[str]) -> list[str]:
     """Drop a named configuration, once it is known to be one: a saved run brings its own options."""
     name, words = take_value(argv, "--config")
     file, words = take_value(words, "--config-path")
     if name is not None:
         choose_block(name, file)
-        print(f"note: --config {name} is ignored: the options of the run in {place} apply", file=sys.stderr)
+        print(f"note: --config {name} is ignored: the options of the run apply", file=sys.stderr)
     return words
 
 
 def _restored(script: str, argv: list[str]) -> list[str]:
     """Put the run that --restore-path names in front; a script that needs one says so."""
-    place, words = take_value(argv, "--restore-path")
+    place, words = take_value(_with_own_file(argv), "--restore-path")
     if place is None and not _asks_for_help(words):
         raise ConfigError(f"{script} needs --restore-path.", remedy="Give the directory of a run, such as runs/NAME.")
     return [place, *words] if place else words

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, RuleOn
-from headrace.config.layers import Found, Given
+from headrace.config.layers import Found, Given, Layer, Tie
 from headrace.config.load import Translated, build, derive
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options, options_in
@@ -215,7 +215,8 @@ DEFAULTS_THAT_YIELD = {
 }
 # Filled in by a row only where nobody gave a value: the row is about something else.
 YIELDS = ("pipeline_schedule", "trace_schedule")
-# Two ways to say one thing: refused side by side; otherwise the stronger source counts.
+# Two ways to say one thing: refused side by side; otherwise the stronger layer counts, or in a saved run the stronger
+# source.
 EITHER_OR = (
     ("base_learning_rate", "abs_learning_rate"),
     ("learning_rate", "abs_learning_rate"),
@@ -224,6 +225,13 @@ EITHER_OR = (
     ("iterations", "num_epochs"),
     ("rmsprop_decay", "rmsprop_base_decay_exp"),
     ("syncs_per_epoch", "epochs_per_sync"),
+    ("hostside_norm", "accelerator_side_preprocess"),
+    ("disable_variable_offloading", "optimizer_state_offloading"),
+)
+REFERENCE_TIES = tuple(
+    Tie(owner=owner, dependent=dependent, keep=lambda said, other: None, silent=True)
+    for pair in EITHER_OR
+    for owner, dependent in (pair, pair[::-1])
 )
 
 
@@ -311,24 +319,36 @@ def _defaults(application: str, found: Found) -> dict[str, Any]:
     return defaults
 
 
+def reword(layers: list[Layer]) -> list[Layer]:
+    """Return layers with the names that mean something else in tf1 under ours, if it is for tf1.
+
+    Its batch is a replica's, its weight decay coupled. This is done within each layer: what a saved run had translated
+    is no longer there under tf1's name, and gives way to what is typed now like any other option.
+    """
+    said = next((layer["application"].value for layer in reversed(layers) if "application" in layer), None)
+    return [_reworded(layer) for layer in layers] if said == "tf1" else layers
+
+
+def _reworded(layer: Layer) -> Layer:
+    moved = dict(layer)
+    decay, batch = layer.get("weight_decay"), layer.get("batch_size")
+    if decay is not None and decay.value is not None:
+        if decay.value and "l2_regularization" in layer:
+            raise _conflict(layer, "weight_decay", "l2_regularization")
+        moved = {"l2_regularization": decay} | moved
+        if decay.value:
+            moved["weight_decay"] = Given(value=0.0, origin=Origin(kind=TRANSLATED, where="to l2_regularization"))
+    if batch is not None and batch.value is not None:
+        if "micro_batch_size" in layer:
+            raise _conflict(layer, "batch_size", "micro_batch_size")
+        del moved["batch_size"]
+        moved["micro_batch_size"] = batch
+    return moved
+
+
 def _moved(found: dict[str, Given]) -> dict[str, Given]:
-    """Move names that mean something else in tf1: its batch is a replica's, its weight decay coupled."""
+    """Return options with those put right whose meaning in tf1 depends on others, or on being translated once."""
     moved = dict(found)
-    if is_given(found, "weight_decay") and found["weight_decay"].value:
-        if is_given(found, "l2_regularization"):
-            raise _conflict(found, "weight_decay", "l2_regularization")
-        moved["l2_regularization"] = found["weight_decay"]
-        moved["weight_decay"] = Given(value=0.0, origin=Origin(kind=TRANSLATED, where="to l2_regularization"))
-    elif is_given(found, "weight_decay") and not is_given(found, "l2_regularization"):
-        moved["l2_regularization"] = found["weight_decay"]
-    if is_given(found, "batch_size"):
-        if (
-            is_given(found, "micro_batch_size")
-            and found["micro_batch_size"].origin.kind == found["batch_size"].origin.kind
-        ):
-            raise _conflict(found, "batch_size", "micro_batch_size")
-        moved["micro_batch_size"] = found["batch_size"]
-        moved["batch_size"] = Given(value=None, origin=DEFAULT)
     if found["hostside_norm"].value and found["eight_bit_transfer"].value:
         origin = Origin(kind=TRANSLATED, where=f"from {describe(found, 'hostside_norm')}")
         moved["eight_bit_transfer"] = Given(value=None, origin=origin)
