@@ -213,12 +213,12 @@ template <class T> struct Unit {
   Shape s;
   i64 act;
   vector<T> x, w, dy, z, residual, y, dx, dw;
-  vector<float> scale, shift, slope_, constant, mean, variance;
+  vector<float> scale, centre, shift, slope_, constant, mean, variance;
   Unit(const Shape& shape, i64 activation) : s(shape), act(activation) {
     x = random_values<T>(s.inputs()), w = random_values<T>(s.weights()), dy = random_values<T>(s.outputs());
     z = random_values<T>(s.outputs()), residual = random_values<T>(s.outputs());
     scale = random_values<float>(s.o), shift = random_values<float>(s.o), slope_ = random_values<float>(s.o);
-    constant = random_values<float>(s.o);
+    constant = random_values<float>(s.o), centre = random_values<float>(s.o);
     y.resize(s.outputs()), dx.resize(s.inputs()), dw.resize(s.weights()), mean.resize(s.o), variance.resize(s.o);
   }
   vector<i64> images(i64 h, i64 w_, i64 c) const { return {s.n, h, w_, c}; }
@@ -238,7 +238,8 @@ template <class T> struct Unit {
     call.rets = {array(dw.data(), weights().dims), array(dx.data(), image().dims)};
     call.numbers = {{"method", s.method}, {"products", 0}, {"activation", behind_norm ? act : 0}, {"wants", 3}};
     if (behind_norm)
-      call.args.insert(call.args.end(), {outputs(z), vector_of(scale), vector_of(shift), vector_of(slope_), vector_of(constant)});
+      call.args.insert(call.args.end(), {outputs(z), vector_of(scale), vector_of(centre), vector_of(shift), vector_of(slope_),
+                                         vector_of(constant)});
     return call;
   }
   vector<double> convolved() const {
@@ -269,8 +270,8 @@ template <class T> struct Unit {
       for (size_t i = 0; i < d.size(); i++) {
         const i64 o = i % s.o;
         d[i] = widened(dy[i]);
-        if (behind_norm)
-          d[i] = d[i] * slope(act, widened(z[i]) * scale[o] + shift[o]) * scale[o] + widened(z[i]) * slope_[o] + constant[o];
+        const double v = (double)widened(z[i]) - centre[o];
+        if (behind_norm) d[i] = d[i] * slope(act, v * scale[o] + shift[o]) * scale[o] + v * slope_[o] + constant[o];
       }
       s.each_product([&](i64 to, i64 from, i64 weight) {
         weight_gradient[weight] += d[to] * widened(x[from]);
@@ -294,13 +295,14 @@ template <class T> void check_rows(i64 act) {
   auto numbers = [&](vector<float>& v) { return array(v.data(), {o}); };
   vector<double> expected(rows * o), sums(o), moments(o);
   for (i64 i = 0; i < rows * o; i++) {
-    const double v = (double)widened(z[i]) * scale[i % o] + shift[i % o], d = widened(dy[i]) * slope(act, v);
+    const double u = (double)widened(z[i]) - mean[i % o], v = u * scale[i % o] + shift[i % o];
+    const double d = widened(dy[i]) * slope(act, v);
     expected[i] = activated(act, v);
-    sums[i % o] += d, moments[i % o] += d * (widened(z[i]) - (double)mean[i % o]);
+    sums[i % o] += d, moments[i % o] += d * u;
   }
-  Call{function(name_of<T>("activate")), {values(z), numbers(scale), numbers(shift)}, {values(y)}, {{"activation", act}}, {}, {}}();
+  Call{function(name_of<T>("activate")), {values(z), numbers(scale), numbers(mean), numbers(shift)}, {values(y)}, {{"activation", act}}, {}, {}}();
   compare(what, y, expected, limit);
-  Call{function(name_of<T>("sums")), {values(dy), values(z), numbers(scale), numbers(shift), numbers(mean)},
+  Call{function(name_of<T>("sums")), {values(dy), values(z), numbers(scale), numbers(mean), numbers(shift)},
        {numbers(sum), numbers(moment)}, {{"activation", act}}, {}, {}}();
   compare(what + ", sums of the gradient", sum, sums, 1e-5);
   compare(what + ", its products with z", moment, moments, 1e-5);
