@@ -30,7 +30,8 @@ from headrace.core.tree import flatten_named
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
-from headrace.weights.name_tables import SCHEMES, pair_names
+from headrace.weights.name_schemes import pair_names
+from headrace.weights.name_tables import SCHEMES
 
 FILES = Path(__file__).parents[1] / "src" / "headrace" / "weights" / "files"
 COLUMNS = ("name", "network", "options", "source", "sha256", "image", "resize", "interpolation", "pixels", "classes")

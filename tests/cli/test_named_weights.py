@@ -16,7 +16,7 @@ from headrace.config.load import config_from
 from headrace.core.tensor_file import write_safetensors
 from headrace.model.context import Ctx
 from headrace.model.zoo import build_network
-from headrace.weights import named
+from headrace.weights import published
 from headrace.weights.convert import flat_weights
 from tests.core.file_server import serving, without_proxies
 from tests.model.build import compute
@@ -30,7 +30,7 @@ CONFIG = {"architecture": "toy", "num_classes": 3, "label_names": ["ant", "bee",
 }}  # fmt: skip
 NETWORK = build_network(config_from({"model_name": "toy_model_bn", "norm_epsilon": 0.5}).model, 3, (32, 32, 3))
 PARAMS, STATS = NETWORK.init(5)
-CACHES = (named.published_weights, named.published_file, named.network_of)
+CACHES = (published.published_weights, published.published_file, published.network_of)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     with pytest.MonkeyPatch.context() as patch, serving(Hub()) as server:
         folder = tmp_path_factory.mktemp("table")
         (folder / "published.csv").write_text(f"{COLUMNS}\n{ROW}\n")
-        patch.setattr(named, "FILES", folder)
+        patch.setattr(published, "FILES", folder)
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
         patch.setenv("HF_ENDPOINT", server.url)
         without_proxies(patch)

@@ -16,7 +16,8 @@ import pytest
 from headrace.core import unpickle
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle
 from headrace.data.sets.known_sets import read_batch_pickle
-from headrace.weights.torch_file import read_torch_pickle, write_torch_file
+from headrace.weights.torch_file import write_torch_file
+from headrace.weights.torch_pickle import read_torch_pickle
 from tests.data.small_sets import python2_dumps, python3_dumps
 
 PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 6)

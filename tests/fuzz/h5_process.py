@@ -49,7 +49,7 @@ def read_h5(path: Path) -> None:
 def _serve() -> None:
     import h5py  # noqa: F401
 
-    from headrace.weights.weight_file import main
+    from headrace.weights.keras_file import main
 
     for line in sys.stdin:
         path = Path(line.rstrip("\n"))

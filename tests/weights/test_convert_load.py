@@ -9,7 +9,7 @@ from headrace.core.errors import CheckpointError
 from headrace.core.tensor_file import write_safetensors
 from headrace.model.custom_block import weights_like
 from headrace.weights.convert import flat_weights, load_into, table_lines
-from headrace.weights.name_tables import O_C77, OC77
+from headrace.weights.name_schemes import O_C77, OC77
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import ForeignWeights, read_file
 from tests.model.build import network

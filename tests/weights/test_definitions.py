@@ -22,7 +22,8 @@ from headrace.run.named_model import load_named
 from headrace.run.trained_model import load_trained_model
 from headrace.weights.convert import export_names, flat_weights
 from headrace.weights.definitions import find_definition
-from headrace.weights.name_tables import SCHEMES, pair_names
+from headrace.weights.name_schemes import pair_names
+from headrace.weights.name_tables import SCHEMES
 from headrace.weights.torch_file import write_torch_file
 from tests.model.build import network
 from tests.weights.test_convert_load import torch_resnet

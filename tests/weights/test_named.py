@@ -16,17 +16,10 @@ import pytest
 import headrace
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError, DownloadError
-from headrace.weights import named
-from headrace.weights.named import (
-    HubRepo,
-    facts_of,
-    find_file,
-    hub_cache,
-    hub_file,
-    imagenet_names,
-    is_path,
-    published_weights,
-)
+from headrace.weights import hugging_face, published
+from headrace.weights.hugging_face import HubRepo, hub_cache, hub_file
+from headrace.weights.named import facts_of, find_file, is_path
+from headrace.weights.published import imagenet_names, published_weights
 from tests.core.file_server import serving, without_proxies
 from tests.weights.hub_server import COMMIT, Hub
 
@@ -220,9 +213,9 @@ def test_a_row_with_an_address_is_checked_by_the_digits_of_its_name(
         rows.append(f"torchvision/{name},resnet18,,{hub.url}/{name}-{expected}.pth,{expected},224,232,bilinear,half,7")
         hub.files[f"/{name}-{expected}.pth"] = DATA
     (files / "published.csv").write_text("\n".join(rows))
-    monkeypatch.setattr(named, "FILES", files)
+    monkeypatch.setattr(published, "FILES", files)
     published_weights.cache_clear()
-    named.published_file.cache_clear()
+    published.published_file.cache_clear()
     try:
         assert find_file("torchvision/right").read_bytes() == DATA
         assert find_file("torchvision/right") == tmp_path / f"headrace/weights/right-{digits}.pth"
@@ -243,7 +236,7 @@ def test_a_row_with_an_address_is_checked_by_the_digits_of_its_name(
             find_file(f"{hub.url}/wrong-deadbeef.pth")
     finally:
         published_weights.cache_clear()
-        named.published_file.cache_clear()
+        published.published_file.cache_clear()
 
 
 def test_an_address_with_and_without_a_checksum(hub: Hub, tmp_path: Path) -> None:
@@ -294,7 +287,7 @@ def test_a_revision_that_would_lead_out_of_the_cache_is_refused(hub: Hub, tmp_pa
 
 @pytest.mark.parametrize("etag", [".", "..", "a" * 300])
 def test_an_etag_that_is_no_name_of_a_file_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch, etag: str) -> None:
-    monkeypatch.setattr(named, "_etag", lambda head: etag)
+    monkeypatch.setattr(hugging_face, "_etag", lambda head: etag)
     with pytest.raises(DownloadError, match="does not answer as a Hugging Face hub"):
         hub_file(HubRepo(name=REPO), ("model.safetensors",))
 

@@ -13,7 +13,8 @@ from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters
 from headrace.model.network import Network
-from headrace.weights.onnx_file import OPSET, Graph, _resized, check_onnx, write_onnx
+from headrace.weights.onnx_file import _resized, check_onnx, write_onnx
+from headrace.weights.onnx_graph import OPSET, Graph
 from tests.model.build import network
 
 onnx = pytest.importorskip("onnx")

@@ -11,7 +11,8 @@ import pytest
 
 from headrace.core.errors import CheckpointError
 from headrace.core.unpickle import RefusedPickle
-from headrace.weights.torch_file import DtypeName, Storage, Tensor, read_torch_file, write_torch_file
+from headrace.weights.torch_file import read_torch_file, write_torch_file
+from headrace.weights.torch_pickle import DtypeName, Storage, Tensor
 from headrace.weights.weight_file import read_file
 
 FILES = Path(__file__).parent / "files"

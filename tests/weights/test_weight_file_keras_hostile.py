@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.weights import weight_file
-from headrace.weights.weight_file import read_file, read_in_process
+from headrace.weights import keras_file
+from headrace.weights.keras_file import read_in_process
+from headrace.weights.weight_file import read_file
 
 h5py = pytest.importorskip("h5py")
 SECRET = np.arange(4096, dtype=np.uint8)
@@ -196,7 +197,7 @@ def test_good_files_are_read_in_all_number_types(tmp_path):
 )
 def test_a_library_that_hangs_or_crashes_ends_its_own_process_alone(tmp_path, monkeypatch, ending, told):
     """HDF5 2.0 does both on damaged files; a package of the same name stands in for it."""
-    monkeypatch.setattr(weight_file, "_MIN_SECONDS", 1)
+    monkeypatch.setattr(keras_file, "_MIN_SECONDS", 1)
     (tmp_path / "h5py.py").write_text(f"import os\n{ending}\n")
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "w.h5"

@@ -76,7 +76,7 @@ def _list_models(argv: list[str]) -> int:
 
 
 def _list_weights(argv: list[str]) -> int:
-    from headrace.weights.named import published_weights
+    from headrace.weights.published import published_weights
 
     parser = Parser(prog="headrace models --weights")
     parser.add_argument("text", nargs="?", default="", metavar="TEXT")

@@ -18,7 +18,7 @@ from headrace.reference.tables import Reference
 from headrace.reference.translate import REFERENCE_TIES, has_defaults, reword, translate
 
 if TYPE_CHECKING:
-    from headrace.weights.named import WeightFacts
+    from headrace.weights.published import WeightFacts
 
 CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # where the reference says in which directory compiled programs are kept
 
@@ -47,7 +47,8 @@ def weight_options(name: str) -> Mapping[str, Any]:
 
 def _facts_of_run(path: Path) -> "WeightFacts | None":
     from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, parse_manifest
-    from headrace.weights.named import WeightFacts, pixel_options
+    from headrace.weights.named import pixel_options
+    from headrace.weights.published import WeightFacts
 
     places = [path, *reversed(list_checkpoints(path)), *reversed(list_checkpoints(_checkpoints_of(path)))]
     file = next((place / MANIFEST_FILE for place in places if (place / MANIFEST_FILE).is_file()), None)

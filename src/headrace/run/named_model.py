@@ -28,7 +28,8 @@ from headrace.run.directory import saved_form
 from headrace.run.start import refuse_replacing
 from headrace.run.trained_model import TrainedModel, load_trained_model, preprocess_of, resizing_of
 from headrace.weights.convert import LoadedWeights, flat_weights, load_into
-from headrace.weights.named import WeightFacts, facts_of, find_file, is_path
+from headrace.weights.named import facts_of, find_file, is_path
+from headrace.weights.published import WeightFacts
 from headrace.weights.weight_file import ForeignWeights, read_file
 
 _LISTED = 4  # names of tensors in a message

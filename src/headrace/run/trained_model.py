@@ -49,7 +49,7 @@ from headrace.telemetry.records import (
     number_fields,
     read_records,
 )
-from headrace.weights.named import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
+from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
 # Everything comes from a checkpoint. The dataset is not needed: its form was saved with the weights.
 

@@ -12,7 +12,8 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.core.units import format_list
 from headrace.model.network import Network
-from headrace.weights.name_tables import AS_IS, SCHEMES, DimOrder, Pair, Scheme, pair_names
+from headrace.weights.name_schemes import AS_IS, DimOrder, Pair, Scheme, pair_names
+from headrace.weights.name_tables import SCHEMES
 from headrace.weights.weight_file import ForeignWeights
 
 HEADRACE_NAMES = "headrace"
