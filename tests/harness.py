@@ -24,7 +24,7 @@ from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.plan.partition import stage_ranges
 from headrace.plan.schedule import Work
-from headrace.plan.timeline import make_table
+from headrace.plan.simulation import make_table
 
 GLOBAL_BATCH, NUM_STEPS = 16, 3
 OPTIONS: dict[str, Any] = {

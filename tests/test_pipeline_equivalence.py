@@ -13,7 +13,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.model.norm import NormSpec
-from headrace.plan.timeline import make_table
+from headrace.plan.simulation import make_table
 
 from .harness import (
     OPTIONS,

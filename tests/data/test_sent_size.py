@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import draw_offsets, preprocess
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.feeding.feed import BlockReader, feed_options
-from headrace.plan.memory import sent_data
+from headrace.plan.data_memory import sent_data
 
 from .image_files import write_classes
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.plan.draw.diagram import draw_svg
 from headrace.plan.schedule import Work
-from headrace.plan.timeline import draw_svg, equal_stages, make_table
+from headrace.plan.simulation import equal_stages, make_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, DIAGRAM = DOCS / "schedules.md", DOCS / "plots" / "schedule-four-stages.svg"

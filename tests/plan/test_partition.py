@@ -10,6 +10,7 @@ from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
+from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.partition import (
     BlockCost,
     Limits,
@@ -22,7 +23,6 @@ from headrace.plan.partition import (
     splits_by_name,
     stage_ranges,
 )
-from headrace.plan.schedule import check_device_mapping
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError
 from headrace.plan.schedule import Action, Node, Op, Order, Work, find_schedule, make_order, schedule_names, strict_rule
-from headrace.plan.timeline import Table, equal_stages, make_table, per_stage, simulate
+from headrace.plan.simulation import equal_stages, make_table, per_stage, simulate
+from headrace.plan.timeline import Table
 
 NAMES = ("Grouped", "Interleaved", "Sequential", "GPipe")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.config.schema import Batch
 from headrace.core.errors import ConfigError
-from headrace.plan.steps import BatchPlan, make_batch_plan, make_validation_plan
+from headrace.plan.batch import BatchPlan, make_batch_plan, make_validation_plan
 
 
 def batch(micro=None, replicas=1, count=None, total=None, size=None) -> BatchPlan:

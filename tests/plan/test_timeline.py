@@ -16,20 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from headrace.core.errors import ConfigError
+from headrace.plan.draw.diagram import Box, chrome_trace, draw_marks, draw_png, draw_svg, write_diagram
+from headrace.plan.draw.text import draw_timeline
 from headrace.plan.schedule import Work
-from headrace.plan.timeline import (
-    Box,
-    Table,
-    chrome_trace,
-    draw_marks,
-    draw_png,
-    draw_svg,
-    draw_timeline,
-    equal_stages,
-    make_table,
-    per_stage,
-    write_diagram,
-)
+from headrace.plan.simulation import equal_stages, make_table, per_stage
+from headrace.plan.timeline import Table
 
 GOLDEN = Path(__file__).parent / "golden"
 FOUR = Work((0, 1, 2, 3), 8)

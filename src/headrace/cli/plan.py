@@ -9,7 +9,7 @@ from headrace.cli.options import check_output, parse, print_fitted, print_remark
 from headrace.core.local_path import local_path
 
 if TYPE_CHECKING:
-    from headrace.plan.plan import ScaleRow
+    from headrace.plan.scaling import ScaleRow
     from headrace.run.design import Design
 
 DESCRIPTION = "Print the arithmetic of a run without using a device: batches, steps, calls, events, memory."
@@ -23,9 +23,10 @@ def main(argv: list[str]) -> int:
     from headrace.config.checks import check_start
     from headrace.config.section_run import describe_without_effect
     from headrace.engine.visible import visible_devices
-    from headrace.plan.plan import format_plan, format_scale
-    from headrace.plan.steps import describe_sizes
-    from headrace.plan.timeline import check_diagram_file, write_diagram
+    from headrace.plan.draw.diagram import check_diagram_file, write_diagram
+    from headrace.plan.image_sizes import describe_sizes
+    from headrace.plan.plan import format_plan
+    from headrace.plan.scaling import format_scale
     from headrace.run.choices import settle, with_choices
     from headrace.run.design import design_run, scale_to_devices, uneven_remarks
     from headrace.run.profiling import with_measured_blocks

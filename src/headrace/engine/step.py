@@ -31,7 +31,7 @@ from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
 from headrace.ops.tracing import multiplying, on_gpu
-from headrace.plan.partition import segments
+from headrace.plan.recompute import segments
 
 # Apply a range of blocks, keeping everything for the backward pass or only the values at recompute points.
 

@@ -1,13 +1,12 @@
-"""Cut a network into stages, where the user says or so that the slowest is fastest; and where to recompute.
+"""Cut a network into stages, where the user says or so that the slowest is fastest.
 
 A cut is a tuple of block indices: the first blocks of stages 1, 2 ... Stage 0 always starts at block 0.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.units import format_bytes
@@ -276,49 +275,3 @@ def _search(
             for end in range(stage + 1, num_blocks + 1)
         }
     return best[num_blocks]
-
-
-# Recomputation points: the blocks whose inputs are kept, and how many activations that leaves in memory.
-
-
-def recompute_points(network: Network, patterns: Sequence[str], num_stages: int) -> tuple[int, ...]:
-    """Return the indices of the blocks whose inputs are kept.
-
-    These are the blocks whose names match a pattern. Without patterns, pipeline stages keep only their inputs, and a
-    network that is a single stage keeps the inputs of all blocks with convolutions or dense layers.
-    """
-    names = network.block_names
-    if not patterns:
-        costly = [number for number, cost in enumerate(network.costs().values()) if cost.product_elements]
-        return tuple(number for number in costly if number) if num_stages == 1 else ()
-    found: set[int] = set()
-    for pattern in patterns:
-        matching = [number for number, name in enumerate(names) if re.search(pattern, name)]
-        if not matching:
-            raise ConfigError(
-                f"--recomputation-points: {pattern!r} matches no block of {network.name}.",
-                rule="Each regular expression selects blocks whose inputs are kept.",
-                remedy=f"Blocks: {', '.join(names)}.",
-            )
-        found |= set(matching)
-    return tuple(sorted(found - {0}))
-
-
-def segments(points: Sequence[int], first: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Return the (first, end) blocks of the segments into which the points divide a range of blocks."""
-    return tuple(pairwise((first, *(point for point in points if first < point < end), end)))
-
-
-def kept_elements(network: Network, points: Sequence[int] | None) -> int:
-    """Return how many activation elements per image training keeps, for a network that is a single stage.
-
-    Without recomputation (None) these are all activations; with it, the values at the points and the activations of the
-    largest segment, which is recomputed as a whole.
-    """
-    costs, shapes = list(network.costs().values()), network.shapes()
-    image = math.prod(network.input_hwc)
-    if points is None:
-        return image + sum(cost.activation_elements for cost in costs)
-    parts = segments(points, 0, len(costs))
-    at_points = sum(math.prod(shapes[start]) for start, _ in parts[1:])
-    return image + at_points + max(sum(cost.activation_elements for cost in costs[i:j]) for i, j in parts)

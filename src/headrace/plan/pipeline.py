@@ -9,7 +9,10 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.units import parse_bytes
 from headrace.model.network import Network
-from headrace.plan.memory import DataMemory, MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
+from headrace.plan.batch import BatchPlan
+from headrace.plan.data_memory import DataMemory
+from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
+from headrace.plan.memory import MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.partition import (
     EVERYWHERE,
     BlockCost,
@@ -19,13 +22,13 @@ from headrace.plan.partition import (
     block_costs,
     compare,
     measured,
-    segments,
     splits_by_name,
     stage_ranges,
 )
-from headrace.plan.schedule import DeviceMapping, Node, Work, check_device_mapping, find_schedule, strict_rule
-from headrace.plan.steps import BatchPlan
-from headrace.plan.timeline import Table, by_shares, make_table
+from headrace.plan.recompute import segments
+from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
+from headrace.plan.simulation import by_shares, make_table
+from headrace.plan.timeline import Table
 
 
 @dataclass(frozen=True, kw_only=True)

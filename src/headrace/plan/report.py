@@ -7,11 +7,13 @@ from fractions import Fraction
 
 from headrace.core.units import format_bytes, format_count
 from headrace.data.feeding.eval_feed import DEVICE, HOST, STREAMED, EvalCache
-from headrace.plan.memory import MemoryPlan, Saving
+from headrace.plan.batch import BatchPlan, ValidationPlan
+from headrace.plan.draw.text import draw_timeline
+from headrace.plan.memory import MemoryPlan
 from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.savings import Saving
 from headrace.plan.schedule import find_schedule
-from headrace.plan.steps import BatchPlan, StepPlan, ValidationPlan
-from headrace.plan.timeline import draw_timeline
+from headrace.plan.steps import StepPlan
 
 STAGE_HEAD = ("stage", "blocks", "device", "parameters", "FLOP", "kept", "sent on", "time")
 DEVICE_HEAD = ("device", "stages", "weights", "activations", "recomputed", "data", "total")

@@ -21,8 +21,9 @@ from headrace.engine.multiprocess_arrays import local_devices, local_part, place
 from headrace.engine.pipeline.step_plan import EACH, Host, Values
 from headrace.engine.state import placed_shardings
 from headrace.job import current_group
+from headrace.plan.draw.text import draw_timeline
 from headrace.plan.schedule import Node, find_schedule
-from headrace.plan.timeline import Table, draw_timeline
+from headrace.plan.timeline import Table
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_spec import PipelineSpec, Request, make_spec, run_constants

@@ -20,8 +20,10 @@ from headrace.engine.devices import replica_mesh, start_devices
 from headrace.engine.state import Placement
 from headrace.engine.visible import count_replicas
 from headrace.job import current_group
-from headrace.plan.schedule import Node, Work, check_device_mapping, strict_rule
-from headrace.plan.timeline import Table, make_table
+from headrace.plan.device_mapping import check_device_mapping
+from headrace.plan.schedule import Node, Work, strict_rule
+from headrace.plan.simulation import make_table
+from headrace.plan.timeline import Table
 from headrace.program.gradients import accumulates, check_offload, check_reduction, offloads
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed, OutfeedMode

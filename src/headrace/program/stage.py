@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.step import KEPT
-from headrace.plan.schedule import MAX_BRANCHES, Node, Work
+from headrace.plan.device_mapping import MAX_BRANCHES
+from headrace.plan.schedule import Node, Work
 from headrace.program.structure import host_arrays, name_of, structure_of
 
 

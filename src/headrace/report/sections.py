@@ -8,20 +8,10 @@ from typing import Any
 from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration, format_percent
 from headrace.engine.hlo_text import IDLE, KINDS
+from headrace.plan.draw.diagram import FAINT, INK, LINE, MICROSECONDS, PAPER, WASH, draw_svg
 from headrace.plan.schedule import Action, Work
-from headrace.plan.timeline import (
-    FAINT,
-    INK,
-    LINE,
-    MICROSECONDS,
-    PAPER,
-    WASH,
-    Cell,
-    Table,
-    by_shares,
-    draw_svg,
-    make_table,
-)
+from headrace.plan.simulation import by_shares, make_table
+from headrace.plan.timeline import Cell, Table
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_summary import RunFiles
 from headrace.rows.metrics import METRICS, OF_CLASSES

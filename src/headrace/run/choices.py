@@ -19,7 +19,7 @@ from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group
-from headrace.plan.steps import make_batch_plan
+from headrace.plan.batch import make_batch_plan
 from headrace.reference.entrance import weight_options
 from headrace.rows.optimizers import OPTIMIZERS
 from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas

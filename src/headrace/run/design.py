@@ -33,8 +33,9 @@ from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
 from headrace.ops import check_kernels
-from headrace.plan.plan import Plan, ScaleRow, device_counts, make_plan, replicas_on, scale_row
-from headrace.plan.steps import SizeSpan, size_spans
+from headrace.plan.image_sizes import SizeSpan, size_spans
+from headrace.plan.plan import Plan, make_plan
+from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.reference.entrance import override
 from headrace.run.custom_functions import (
     AugmentFunction,

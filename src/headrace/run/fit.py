@@ -47,7 +47,7 @@ from headrace.job import (
     watch_progress,
 )
 from headrace.ops import describe_missing_kernels
-from headrace.plan.steps import describe_sizes
+from headrace.plan.image_sizes import describe_sizes
 from headrace.reference.entrance import override
 from headrace.rows.metrics import class_ratio
 from headrace.run.choices import settle

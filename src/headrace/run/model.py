@@ -40,8 +40,8 @@ from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group, join_job
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
+from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
-from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.benchmarks import FoundRates, find_learning_rate
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch

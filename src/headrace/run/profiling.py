@@ -26,8 +26,9 @@ from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 from headrace.ops import conv2d
+from headrace.plan.draw.diagram import FORMATS, write_diagram
 from headrace.plan.pipeline import PipelinePlan
-from headrace.plan.timeline import FORMATS, Table, write_diagram
+from headrace.plan.timeline import Table
 from headrace.report.run_summary import PROFILE_FILE
 from headrace.run.design import NOTHING, CustomParts, Design, design_run
 from headrace.telemetry.device_trace import (

@@ -26,8 +26,8 @@ from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import Placement, State, host_memory_of, put_state, snapshot
 from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing, without_values_of
 from headrace.engine.stored_programs import Draft, Request
+from headrace.plan.image_sizes import SizeSpan
 from headrace.plan.plan import Plan
-from headrace.plan.steps import SizeSpan
 from headrace.run.custom_functions import by_sample
 from headrace.run.design import Design
 

@@ -30,7 +30,7 @@ from headrace.engine.pipeline.step_plan import (
 )
 from headrace.engine.step import BATCHES, put_on, weights_of
 from headrace.plan.schedule import Node, Work
-from headrace.plan.timeline import make_table
+from headrace.plan.simulation import make_table
 
 IN_FLIGHT = 2  # batches under way for each stage: enough to keep all busy, and no more that wait in memory
 

@@ -32,7 +32,7 @@ from headrace.engine.step import (
     unscaled,
 )
 from headrace.model.custom_block import weights_like
-from headrace.plan.partition import segments
+from headrace.plan.recompute import segments
 
 FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes read beside the weights
 

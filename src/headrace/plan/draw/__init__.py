@@ -1,0 +1,1 @@
+"""Schedules in time as text and as files."""
