@@ -32,8 +32,8 @@ _HOME = {
     "build_network": "headrace.model.zoo",
     "model_names": "headrace.model.zoo",
     "make_plan": "headrace.plan.plan",
-    "dataset_benchmark": "headrace.program.infeed",
-    "infeed_benchmark": "headrace.program.infeed",
+    "dataset_benchmark": "headrace.program.feed_speed",
+    "infeed_benchmark": "headrace.program.feed_speed",
     "accumulate_gradients": "headrace.program.gradients",
     "cross_replica": "headrace.program.gradients",
     "Infeed": "headrace.program.infeed",
@@ -135,8 +135,9 @@ if TYPE_CHECKING:
     from headrace.model.zoo import build_network, model_names
     from headrace.plan.plan import make_plan
     from headrace.program import loops
+    from headrace.program.feed_speed import dataset_benchmark, infeed_benchmark
     from headrace.program.gradients import accumulate_gradients, cross_replica
-    from headrace.program.infeed import Infeed, dataset_benchmark, infeed_benchmark
+    from headrace.program.infeed import Infeed
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint

@@ -26,7 +26,8 @@ from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.timeline import Table
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed
-from headrace.program.pipeline_spec import PipelineSpec, Request, make_spec, run_constants
+from headrace.program.pipeline_request import Request, run_constants
+from headrace.program.pipeline_spec import PipelineSpec, make_spec
 from headrace.program.pipeline_steps import LATEST, init_optimizer, make_steps
 from headrace.program.stage import OptimizerOutput
 from headrace.program.structure import difference, read_replicas, structure_of

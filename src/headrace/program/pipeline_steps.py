@@ -45,7 +45,8 @@ from headrace.engine.pipeline.step_plan import (
 from headrace.engine.state import placed_shardings, to_device
 from headrace.plan.schedule import Node
 from headrace.program.outfeed import Outfeed
-from headrace.program.pipeline_spec import PipelineSpec, TracedNode, as_row, update_groups
+from headrace.program.pipeline_request import as_row
+from headrace.program.pipeline_spec import PipelineSpec, TracedNode, update_groups
 from headrace.program.structure import Structure
 
 LATEST: Key = "latest"  # what is ready when a step is nearly done
