@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.ops import native_units
-from headrace.ops.native_units import HALF_PRODUCTS, _gradients, _Wanted, find_window
+from headrace.ops import native_conv, native_kernels
+from headrace.ops.native_conv import _Wanted, gradients
+from headrace.ops.native_kernels import HALF_PRODUCTS, find_window
 
 # n, height, width, inputs, window, outputs, stride, padding
 CHECKS = [
@@ -83,11 +84,11 @@ def window_of(shape, window, outputs, stride, padding, dtype=jnp.bfloat16):
 
 
 def half_weights(window):
-    return jax.jit(lambda x, dy: _gradients(window, _Wanted((), None), (dy, x, jnp.zeros(window.w, x.dtype)), None)[1])
+    return jax.jit(lambda x, dy: gradients(window, _Wanted((), None), (dy, x, jnp.zeros(window.w, x.dtype)), None)[1])
 
 
 def half_images(window):
-    return jax.jit(lambda dy, w: _gradients(window, _Wanted(None, ()), (dy, jnp.zeros(window.x, w.dtype), w), None)[0])
+    return jax.jit(lambda dy, w: gradients(window, _Wanted(None, ()), (dy, jnp.zeros(window.x, w.dtype), w), None)[0])
 
 
 def check(products):
@@ -95,7 +96,7 @@ def check(products):
     for n, height, width, c, k, o, stride, padding in CHECKS:
         window = window_of((n, height, width, c), k, o, stride, padding)
         x, w, dy = arrays(window)
-        y = jax.jit(lambda x, w: native_units.convolve(x, w, window))(x, w)  # noqa: B023
+        y = jax.jit(lambda x, w: native_conv.convolve(x, w, window))(x, w)  # noqa: B023
         found = (y, half_images(window)(dy, w), half_weights(window)(x, dy))
         again = half_weights(window)(x, dy)
         line = []
@@ -128,7 +129,7 @@ def best_and_median(calls, rounds):
 
 def gradient(window, wants):
     """Return the float32 kernel's gradient of weights or images as a function of (dy, x, w)."""
-    return jax.jit(lambda *given: next(a for a in _gradients(window, wants, given, None) if a is not None))
+    return jax.jit(lambda *given: next(a for a in gradients(window, wants, given, None) if a is not None))
 
 
 def converted(window, wants):
@@ -177,7 +178,7 @@ def main():
     parser.add_argument("--correctness-only", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
-    library, reason = native_units.load_kernels()
+    library, reason = native_kernels.load_kernels()
     if library is None:
         sys.exit(f"no kernels: {reason}")
     own = {value: name for name, value in HALF_PRODUCTS.items()}.get(library.half, "none")
@@ -186,7 +187,7 @@ def main():
     chosen = [options.products] if options.products else there
     wrong = 0
     for name in chosen:
-        native_units.load_kernels = lambda value=HALF_PRODUCTS[name]: (library._replace(half=value), "")
+        native_kernels.load_kernels = lambda value=HALF_PRODUCTS[name]: (library._replace(half=value), "")
         wrong += check(name)
     print("everything is right" if not wrong else f"{wrong} results are WRONG")
     if not options.correctness_only:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.engine.hlo_text import block_of, is_backward, parse_program, shape_bytes
 from headrace.model.context import Ctx
-from headrace.ops.native_units import _CALLS
+from headrace.ops.native_kernels import _CALLS
 from tests.model.build import network
 
 TEXT = """HloModule jit_call, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}

@@ -15,7 +15,8 @@ from headrace.ops.native_inference import (
     find_dense,
     find_gate,
 )
-from headrace.ops.native_units import BatchNorm, find_window
+from headrace.ops.native_kernels import find_window
+from headrace.ops.native_units import BatchNorm
 from headrace.ops.tracing import collecting, constant, using, weights_are_constant
 
 from . import naive

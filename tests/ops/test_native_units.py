@@ -16,17 +16,9 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.native import library
 from headrace.native.library import KERNEL_SOURCES, KERNELS, SUFFIX, find_kernels, kernels_library, source_hash
-from headrace.ops import check_kernels, conv2d, describe_missing_kernels, native_units
-from headrace.ops.native_units import (
-    HALF_PRODUCTS,
-    BatchNorm,
-    Unit,
-    conv_unit,
-    find_window,
-    unit_eval,
-    unit_packed,
-    unit_train,
-)
+from headrace.ops import check_kernels, conv2d, describe_missing_kernels, native_kernels
+from headrace.ops.native_kernels import HALF_PRODUCTS, find_window
+from headrace.ops.native_units import BatchNorm, Unit, conv_unit, unit_eval, unit_packed, unit_train
 
 from . import naive
 
@@ -89,15 +81,15 @@ CASES = [
 
 
 @pytest.fixture(params=BUILT, autouse=True)
-def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> native_units.Library:
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> native_kernels.Library:
     """Run each test with each library that this processor can run."""
     with monkeypatch.context() as only:
         only.setattr(library, "KERNELS", (request.param,))
         found, reason = find_kernels(FOLDER)
     if found is None:
         pytest.skip(reason)
-    kernels = native_units.register(found)
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (kernels, ""))
+    kernels = native_kernels.register(found)
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: (kernels, ""))
     return kernels
 
 
@@ -157,7 +149,7 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: native_units.Library) -> None:
+def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: native_kernels.Library) -> None:
     a = numbers(case)
     f: dict[str, Any] = {name: value.astype(np.float32) for name, value in a.items()}
     window = find_window(f["x"], f["w"], case.stride, case.padding, case.groups, case.mode)
@@ -295,26 +287,26 @@ HALF_CASES = [
 ]
 
 
-def use_products(products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_products(products: str, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiply bfloat16 values in one way; skip the test where the kernels or the processor do not have it."""
     half = HALF_PRODUCTS[products]
     if variant.half < half and products != "emulated":
         pytest.skip(f"no products of bfloat16 values by {products}")
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(half=half), ""))
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: (variant._replace(half=half), ""))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_16_bit_convolutions_without_kernels_of_their_own_are_computed_in_float32(
-    dtype: Any, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    dtype: Any, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(half=0), ""))
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: (variant._replace(half=0), ""))
     assert_summed_in_float32(dtype, CASES[0], in_half=False)
 
 
 @pytest.mark.parametrize("products", HALF_PRODUCTS)
 @pytest.mark.parametrize("case", HALF_CASES, ids=name_of)
 def test_bfloat16_convolutions_are_summed_in_float32_and_rounded_once(
-    case: Case, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    case: Case, products: str, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_products(products, variant, monkeypatch)
     assert_summed_in_float32(jnp.bfloat16, case, in_half=True)
@@ -343,7 +335,7 @@ def assert_summed_in_float32(dtype: Any, case: Case, *, in_half: bool) -> None:
 @pytest.mark.parametrize("mode", ["on", "no-winograd"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[6], CASES[13]], ids=name_of)
 def test_gradients_of_bfloat16_in_a_loop_are_those_of_each_call(
-    case: Case, mode: str, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    case: Case, mode: str, products: str, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a call with NaN: what a thread packed before is not seen again."""
     use_products(products, variant, monkeypatch)
@@ -370,7 +362,7 @@ PLAIN_CASES = [replace(CASES[0], mode="no-winograd"), CASES[9], CASES[10], CASES
 @pytest.mark.parametrize("products", HALF_PRODUCTS)
 @pytest.mark.parametrize("case", [*PLAIN_CASES, *WINOGRAD_CASES, *DEPTHWISE_CASES], ids=name_of)
 def test_units_of_bfloat16_are_rounded_once(
-    case: Case, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    case: Case, products: str, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_products(products, variant, monkeypatch)
     a = numbers(case)
@@ -392,7 +384,7 @@ def test_units_of_bfloat16_are_rounded_once(
 
 @pytest.mark.parametrize("case", [WINOGRAD_CASES[0], DEPTHWISE_CASES[0]], ids=name_of)
 def test_scale_and_shift_behind_bfloat16_are_not_dropped(
-    case: Case, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    case: Case, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are part of packed weights where products are not of bfloat16 values; nothing else computes them."""
     use_products("emulated", variant, monkeypatch)
@@ -429,7 +421,7 @@ OTHER_ACTIVATIONS = [
 @pytest.mark.parametrize("products", HALF_PRODUCTS)
 @pytest.mark.parametrize("case", [*HALF_CASES[1:], *WINOGRAD_CASES, *DEPTHWISE_CASES, *OTHER_ACTIVATIONS], ids=name_of)
 def test_a_unit_of_bfloat16_and_its_gradients_follow_the_definition(
-    case: Case, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    case: Case, products: str, variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each value is rounded once; sums and the vectors between the calls are float32."""
     use_products(products, variant, monkeypatch)
@@ -468,7 +460,7 @@ def test_a_unit_of_bfloat16_and_its_gradients_follow_the_definition(
 
 
 def test_winograd_is_used_where_tiles_are_filled(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(half=1), ""))
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: (variant._replace(half=1), ""))
     w = jnp.zeros((3, 3, 16, 16))
     for size, method in ((1, PRODUCTS), (2, PRODUCTS), (3, WINOGRAD), (5, WINOGRAD), (8, WINOGRAD)):
         x = jnp.zeros((4, size, size, 16))
@@ -481,7 +473,7 @@ def test_amx_multiplies_bfloat16_without_winograd(variant: Any, monkeypatch: pyt
     x, w = jnp.zeros((2, 8, 8, 16), jnp.bfloat16), jnp.zeros((3, 3, 16, 16), jnp.bfloat16)
     for products, method in (("emulated", WINOGRAD), ("avx512_bf16", WINOGRAD), ("amx", HALF)):
         found = variant._replace(half=HALF_PRODUCTS[products])
-        monkeypatch.setattr(native_units, "load_kernels", lambda found=found: (found, ""))
+        monkeypatch.setattr(native_kernels, "load_kernels", lambda found=found: (found, ""))
         window = find_window(x, w, 1, "SAME", 1, "on")
         assert window is not None
         assert window.method == method
@@ -501,7 +493,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
 
 
 def test_a_gradient_of_bfloat16_that_nobody_asks_for_is_not_computed(
-    variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+    variant: native_kernels.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_products("emulated", variant, monkeypatch)
     x, w = jnp.ones((2, 4, 4, 3), jnp.bfloat16), jnp.ones((3, 3, 3, 4), jnp.bfloat16)
@@ -558,7 +550,7 @@ def test_what_the_kernels_do_not_compute_is_left_to_xla() -> None:
 
 
 def test_kernels_that_are_asked_for_and_missing_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (None, "no compiler"))
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: (None, "no compiler"))
     for mode in ("auto", "off"):
         check_kernels(mode)
     with pytest.raises(ConfigError, match="no compiler"):
@@ -567,7 +559,7 @@ def test_kernels_that_are_asked_for_and_missing_are_an_error(monkeypatch: pytest
 
 def test_a_run_on_a_cpu_says_that_it_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_missing_kernels("auto") == []
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (None, "no compiler"))
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: (None, "no compiler"))
     assert describe_missing_kernels("off") == []
     (said,) = describe_missing_kernels("auto")
     assert "XLA computes convolutions" in said

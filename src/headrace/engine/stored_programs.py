@@ -41,7 +41,7 @@ from headrace.core.tree import PyTree
 from headrace.engine.compiler import Options, compile_program
 from headrace.engine.devices import Device, count_compilations, count_found, machine_id
 from headrace.engine.kept_programs import LIBRARIES, NoValueError, by_value, digest, keep_for, kept, kept_for
-from headrace.ops.native_units import load_kernels
+from headrace.ops.native_kernels import load_kernels
 from headrace.ops.tracing import is_portable, on_cpu
 
 _FORMAT = b"headrace programs 1\n"

@@ -48,7 +48,7 @@ class Ctx:
     `norm_groups` is (axis name, index groups) for batch norm over several replicas. `probe(block name, output)` is
     called with the output of every block. `path` is the position of a layer in the network, which is part of the
     address of its random numbers. `frozen(tensor name)` returns whether training leaves a weight unchanged.
-    `cpu_kernels` says when convolutions on the CPU are our own (ops/native_units.py), `matmul_precision` how
+    `cpu_kernels` says when convolutions on the CPU are our own (ops/native_kernels.py), `matmul_precision` how
     accelerators multiply float32 values (ops/tracing.py).
     """
 

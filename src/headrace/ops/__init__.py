@@ -13,19 +13,17 @@ from headrace.ops.native_inference import (
     find_dense,
     find_gate,
 )
-from headrace.ops.native_pool import find_max_pool
-from headrace.ops.native_units import (
+from headrace.ops.native_kernels import (
     PRODUCT,
-    BatchNorm,
     Shaped,
     Window,
-    can_fuse,
     check_kernels,
-    conv_unit,
     describe_missing_kernels,
     find_window,
     uses_kernels,
 )
+from headrace.ops.native_pool import find_max_pool
+from headrace.ops.native_units import BatchNorm, can_fuse, conv_unit
 from headrace.ops.normalization import (
     Groups,
     batch_norm_eval,

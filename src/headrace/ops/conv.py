@@ -1,7 +1,7 @@
 """2-D convolution (NHWC images, HWIO weights) in a form for each backend, and the dense layer's product.
 
 On GPU and TPU a convolution is XLA's, except for an image stem (`conv2d_folded`) and depthwise ones (depthwise.py). On
-the CPU, float32 and bfloat16 ones are our own (native_units.py) where those are compiled, and others are `conv2d_cpu`:
+the CPU, float32 and bfloat16 ones are our own (native_kernels.py) where those are compiled, others are `conv2d_cpu`:
 XLA uses its fast CPU kernel only for the canonical layout NHWC x HWIO -> NHWC. It rewrites other layouts, such as those
 of JAX's automatic gradients, but not inside `scan`, `while` or `cond`, where a ResNet-8 training step was 15 times
 slower (1,012 ms instead of 64). Both gradients are therefore written in that layout.
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from headrace.ops import native_units
+from headrace.ops import native_conv, native_kernels
 from headrace.ops.depthwise import depthwise_conv2d, depthwise_on_accelerator
 from headrace.ops.pool import Padding, Pads, gradient_pads, out_size, pad_pixels
 from headrace.ops.tracing import is_portable, on_cpu
@@ -102,14 +102,14 @@ def conv2d(
     """
     is_half = x_NHWC.dtype.itemsize == 2 and on_cpu()
     if is_half:
-        half = native_units.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels)
+        half = native_kernels.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels)
         if half is not None:
-            return native_units.convolve(x_NHWC, w_HWIO, half)
+            return native_conv.convolve(x_NHWC, w_HWIO, half)
     # 16-bit values are exact in float32, and their products are summed there by XLA, too: the result is rounded once.
     wide_NHWC, wide_HWIO = (a.astype(jnp.float32) if is_half else a for a in (x_NHWC, w_HWIO))
-    window = native_units.find_window(wide_NHWC, wide_HWIO, stride, padding, groups, kernels)
+    window = native_kernels.find_window(wide_NHWC, wide_HWIO, stride, padding, groups, kernels)
     if window is not None:
-        y: Any = native_units.convolve(wide_NHWC, wide_HWIO, window)
+        y: Any = native_conv.convolve(wide_NHWC, wide_HWIO, window)
         return y.astype(x_NHWC.dtype)
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)

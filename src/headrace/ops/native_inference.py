@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from headrace.ops.native_units import ACTIVATIONS, BatchNorm, Unit, Window, call_kernel, pack, unit_packed, uses_kernels
+from headrace.ops.native_kernels import ACTIVATIONS, Window, call_kernel, pack, uses_kernels
+from headrace.ops.native_units import BatchNorm, Unit, unit_packed
 from headrace.ops.tracing import constant, weights_are_constant
 
 Dense = tuple[Array, Array]  # kernel and bias

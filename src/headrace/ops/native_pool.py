@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from headrace.ops.native_units import call_kernel, uses_kernels
+from headrace.ops.native_kernels import call_kernel, uses_kernels
 from headrace.ops.pool import Padding, Windows, out_size, pad_pixels
 from headrace.ops.tracing import weights_are_constant
 
