@@ -17,6 +17,7 @@ from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
+from headrace.reference.entrance import without_recipe
 from tests.seeds.reading import (
     NOT_OURS,
     SeedCommand,
@@ -106,7 +107,7 @@ def test_validation(command: SeedCommand, tmp_path: Path) -> None:
     words = script_words(script, argv)
     # train.py goes on with a run that is not finished (here there is none), and validates one that is
     assert words[:2] == ["resume" if script == "train" else "validate", "generated_checkpoints_dir_path"]
-    taken = dict(read_arguments(words[2:], "headrace validate").options)
+    taken = dict(read_arguments(without_recipe(words[2:]), "headrace validate").options)
     assert taken.pop("dataset_path").startswith("your_dataset")
     assert taken == ({} if command.line == 224 else {"shards": "1"})
 

@@ -1,14 +1,16 @@
 """Averages of checkpoints against NumPy in float64, and what cannot be averaged."""
 
 import json
+import shutil
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from headrace.checkpoint.store import checkpoint_name, save
-from headrace.cli.main import main
+from headrace.cli.main import main, run_script
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.run.averages import average, choose
 from tests.run.conftest import QUICK
@@ -100,3 +102,32 @@ def test_a_run_is_averaged_where_its_checkpoints_are_and_again_when_it_is_resume
     assert members() == [checkpoint_name(2), checkpoint_name(4)]
     assert main(["resume", str(tmp_path / "run"), "--num-epochs", "3"]) == 0
     assert members() == [checkpoint_name(4), checkpoint_name(6)]
+
+
+def averaged(folder, name):
+    return load_file(next((folder.parent / "averages" / name).glob("*.safetensors")))["params/a/kernel"]
+
+
+def test_the_training_options_for_averages_mean_the_same_afterwards(folder, capsys, monkeypatch):
+    """`weight_avg.py --weight-avg-exp 0.9 0.5` takes these exponential averages, and no other one is written."""
+    monkeypatch.chdir(folder)
+    run = ["--restore-path", str(folder), "--no-validate"]
+    assert run_script("weight_avg", [*run, "--weight-avg-exp", "0.9", "0.5"]) == 0
+    assert "no effect" not in capsys.readouterr().err
+    for decay in (0.9, 0.5):
+        first, *rest = values(folder, "params/a/kernel")
+        for later in rest:
+            first = decay * first + (1 - decay) * later
+        found = averaged(folder, f"exponential-{decay}-5-{checkpoint_name(COUNT)}")
+        np.testing.assert_array_equal(found, first.astype(np.float32))
+    shutil.rmtree(folder.parent / "averages")
+    for words, told in {
+        "--weight-avg-N 2": "counts epochs",
+        "--weight-avg-exp 0.9 --mode mean": "--mode mean",
+        "--weight-avg-exp 0.9 --decay 0.9": "--decay 0.9",
+        "--weight-avg-exp 0.9 0.8 --filename a": "--filename",
+        "--weight-avg-exp 1.5": "1.5",
+    }.items():
+        assert run_script("weight_avg", [*run, *words.split()]) == 2
+        assert told in capsys.readouterr().err
+    assert not (folder.parent / "averages").exists()

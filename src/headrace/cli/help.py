@@ -211,7 +211,7 @@ SCREENS: Mapping[str, Screen] = {
         examples=(("headrace average runs/NAME --last 5", "the mean of the last five"),),
         rows={"data": {"dataset-path DIR": "where the dataset is"}, "device": {"device": "auto, cpu, gpu or tpu"}},
         groups=_VALIDATING,
-        without=_ONLY_TRAINING,
+        without=_ONLY_TRAINING - {"average_decays"},
         strict=True,
     ),
     "plan": Screen(
