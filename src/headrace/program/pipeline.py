@@ -18,7 +18,8 @@ from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
-from headrace.engine.pipeline.step_plan import EACH, Host, Values
+from headrace.engine.pipeline.runner import Run
+from headrace.engine.pipeline.step_plan import EACH, Values
 from headrace.engine.state import placed_shardings
 from headrace.job import current_group
 from headrace.plan.draw.text import draw_timeline
@@ -149,24 +150,24 @@ class Pipeline:
         numbers = [key for key in self._steps.plan.kept if isinstance(key, tuple) and key[0] == "number"]
         return {key: place(np.int32(key[2]), replicated(self.spec.nodes[key[1]].mesh)) for key in numbers}
 
-    def _feed(self, host: Host, step: int) -> None:
+    def _feed(self, run: Run, step: int) -> None:
         """Give a step its elements; at most two steps are under way: more would only hold more elements."""
         spec, infeed = self.spec, self.spec.request.infeed
         # Not the step before: the devices would have nothing to do while the host prepares this one.
         if step >= 2:
-            jax.block_until_ready(host.result(step - 2, LATEST))
+            jax.block_until_ready(run.result(step - 2, LATEST))
         count = self._local_replicas
         elements = []
         if infeed is not None:
             elements = infeed.take_all(spec.work.num_micros * count, "a step of the pipeline")
         for node in spec.work.stages[0]:
-            host.post(step, ("go", node), ())
+            run.post(step, ("go", node), ())
         for micro in range(spec.work.num_micros) if elements else ():
             mine = elements[micro * count : (micro + 1) * count]
             stacked = jax.tree.leaves(jax.tree.map(lambda *arrays: np.stack(arrays), *mine))
             for node in spec.work.stages[0]:
                 where = NamedSharding(spec.nodes[node].mesh, EACH)
-                host.post(step, ("element", node, micro), place_share(stacked, where))
+                run.post(step, ("element", node, micro), place_share(stacked, where))
 
     @property
     def _local_replicas(self) -> int:

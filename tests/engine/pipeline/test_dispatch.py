@@ -14,7 +14,6 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.jax_private import without_arguments
 from headrace.engine.pipeline.nodes import keep_products
-from headrace.engine.pipeline.step_plan import CompiledSteps
 from headrace.engine.state import Placement
 from headrace.model.context import Ctx
 from headrace.model.norm import NormSpec
@@ -212,8 +211,8 @@ def test_no_empty_array_enters_or_leaves_a_stage_program(samples, recompute):
     state = dispatcher.place(first_state(spec))
     start = dispatcher._start(state, None, block)
     steps = dispatcher.plan.compile(start)
-    rows = [[launch._replace(call=watched(launch.call)) for launch in row] for row in steps.lanes.rows]
-    watching = CompiledSteps(steps.plan, replace(steps.lanes, rows=tuple(map(tuple, rows))))
+    rows = [[launch._replace(call=watched(launch.call)) for launch in row] for row in steps.rows]
+    watching = replace(steps, rows=tuple(map(tuple, rows)))
     jax.block_until_ready(list(watching(start, 3).values()))
     assert crossed
     assert not [shape for shape in crossed if 0 in shape]

@@ -11,7 +11,7 @@ The order of the launches on a device is fixed and programs are pure, so threads
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ SWITCH_SECONDS = 0.0002
 # other thread, and its partner for a thread, for ever. Half of the 32 are left for what is launched elsewhere.
 _LAUNCHES_BETWEEN_WAITS = 8
 
+Key = Hashable
+Values = dict[Key, PyTree]
 Observer = Callable[[Action, PyTree], None]  # (action, its first result, still in flight)
 
 
@@ -59,14 +61,37 @@ class Launch(NamedTuple):
     exchanges: bool  # whether the program exchanges values between replicas while the step is under way
 
 
-@dataclass(frozen=True)
-class Lanes:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompiledSteps:
     """The launches of a step, lane by lane, and one order of all of them in which what is needed comes first."""
 
     rows: tuple[tuple[Launch, ...], ...]
     order: tuple[int, ...]  # of which lane the next launch is taken
     num_slots: tuple[int, ...]
+    kept: dict[Key, tuple[int, int]]  # values that are given at the start and stay -> (lane, slot)
+    fed: dict[Key, tuple[int, int]]  # values that the calling thread posts in every step
+    results: dict[Key, int]  # values that it can have of every step
     one_order: bool  # launch all of them in that order, from the calling thread
+
+    def __call__(
+        self,
+        start: Values,
+        num_steps: int,
+        before: "Callable[[Run, int], None] | None" = None,
+        observe: Observer | None = None,
+    ) -> Values:
+        """Run steps from these values; return those that stay, as they are then.
+
+        `before(run, step)` is called before each step, to post what it needs.
+        """
+        values: list[list[Any]] = []
+        for size in self.num_slots:
+            values.append([None] * size)
+            values[-1][EMPTY] = ()
+        for key, (lane, slot) in self.kept.items():
+            values[lane][slot] = start[key]
+        Run(self, values, observe).steps(num_steps, before or (lambda *_: None))
+        return {key: values[lane][slot] for key, (lane, slot) in self.kept.items()}
 
 
 class Messages:
@@ -103,42 +128,43 @@ class _Stopped(Exception):
 class Run:
     """Some steps under way: the values of all lanes, and the messages between them and to the host."""
 
-    def __init__(self, lanes: Lanes, values: Sequence[list[PyTree]], observe: Observer | None = None) -> None:
-        self._lanes, self._values, self._observe = lanes, values, observe
-        self._messages = {lane: Messages() for lane in (HOST, *range(len(lanes.rows)))}
+    def __init__(self, launches: CompiledSteps, values: Sequence[list[PyTree]], observe: Observer | None) -> None:
+        self._launches, self._values, self._observe = launches, values, observe
+        self._messages = {lane: Messages() for lane in (HOST, *range(len(launches.rows)))}
         self._errors: list[BaseException] = []
-        self._num_launches = [0] * len(lanes.rows)
+        self._num_launches = [0] * len(launches.rows)
 
-    def result(self, step: int, slot: int) -> PyTree:
-        """Return what a lane sent to the host; waits until it has been launched."""
-        return self._messages[HOST].take(step, slot)
+    def result(self, step: int, key: Key) -> PyTree:
+        """Return a value of a step that comes to the host; waits until it has been launched."""
+        return self._messages[HOST].take(step, self._launches.results[key])
 
-    def post(self, lane: int, step: int, slot: int, value: PyTree) -> None:
-        """Give a lane a value for a step."""
+    def post(self, step: int, key: Key, value: PyTree) -> None:
+        """Give a step one of its fed values."""
+        lane, slot = self._launches.fed[key]
         self._messages[lane].post(step, slot, value)
 
-    def steps(self, num_steps: int, before: Callable[[int], None]) -> None:
-        """Run the steps; `before(step)` is called by this thread before each, to post what the step needs."""
+    def steps(self, num_steps: int, before: "Callable[[Run, int], None]") -> None:
+        """Run the steps; `before(run, step)` is called by this thread before each, to post what the step needs."""
         # One lane needs no thread, and without threads errors and interrupts come up where they happen.
-        if self._lanes.one_order or len(self._lanes.rows) == 1:
+        if self._launches.one_order or len(self._launches.rows) == 1:
             for step in range(num_steps):
-                before(step)
+                before(self, step)
                 self._begin(step)
-                rows = [iter(row) for row in self._lanes.rows]
-                for lane in self._lanes.order:
+                rows = [iter(row) for row in self._launches.rows]
+                for lane in self._launches.order:
                     self._launch(lane, step, next(rows[lane]))
             return
         threads = [
             # Daemons, so that a launch that never returns cannot keep the interpreter from exiting.
             threading.Thread(target=self._guard, args=(lane, num_steps), name=f"launch device {lane}", daemon=True)
-            for lane in range(len(self._lanes.rows))
+            for lane in range(len(self._launches.rows))
         ]
         with _PROMPT_SWITCHING:
             for thread in threads:
                 thread.start()
             try:
                 for step in range(num_steps):
-                    before(step)
+                    before(self, step)
             except BaseException as error:
                 self._fail(error)
             finally:
@@ -165,7 +191,7 @@ class Run:
         try:
             for step in range(num_steps):
                 self._values[lane][STEP] = step
-                for launch in self._lanes.rows[lane]:
+                for launch in self._launches.rows[lane]:
                     # A lane that waits for nobody would otherwise launch the rest of the call.
                     if self._errors:
                         return
@@ -187,7 +213,7 @@ class Run:
         for slot, result in zip(launch.writes, results, strict=True):
             values[slot] = result
         self._num_launches[lane] += 1
-        if launch.exchanges or (self._lanes.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS):
+        if launch.exchanges or (self._launches.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS):
             in_turn(results)
         for send in launch.sends:
             value = values[send.slot]

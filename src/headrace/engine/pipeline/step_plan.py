@@ -8,7 +8,7 @@ any number of times.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -23,13 +23,11 @@ from headrace.core.tree import PyTree
 from headrace.engine.compiler import OptionItems, compile_program
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import spans_cpus, transfer
-from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, Lanes, Launch, Observer, Run, Send
+from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, CompiledSteps, Key, Launch, Send, Values
 from headrace.plan.schedule import Action
 
 # How a value is placed on the devices of a lane: cut over the replicas along its first dim, or whole on each.
 EACH, ALL = P(REPLICA), P()
-Key = Hashable
-Values = dict[Key, PyTree]
 NOTHING: Key = "nothing"  # stands for `()` among the values that a launch reads
 STEP_NUMBER: Key = "step number"  # in the call, as an int; for `HostCall`s
 
@@ -233,7 +231,7 @@ class StepPlan:
     kept: dict[Key, tuple[int, int]]  # value -> (lane, slot)
     fed: dict[Key, tuple[int, int]]
     results: dict[Key, int]
-    _compiled: dict[Any, "CompiledSteps"] = field(default_factory=dict)  # by the shapes that they start from
+    _compiled: dict[Any, CompiledSteps] = field(default_factory=dict)  # by the shapes that they start from
 
     def peaks(self, kind: str) -> dict[Any, int]:
         """Return how many values named (kind, what, ...) are held at once at most, for each `what`."""
@@ -248,7 +246,7 @@ class StepPlan:
                         most[name[1]] = max(most.get(name[1], 0), held[name[1]])
         return most
 
-    def compile(self, start: Values, differing: Collection[Key] | None = None) -> "CompiledSteps":
+    def compile(self, start: Values, differing: Collection[Key] | None = None) -> CompiledSteps:
         """Compile every program for values like these (arrays or shapes, fed ones too), once for equal shapes.
 
         `differing` names the values whose shapes may differ from call to call; without it all may.
@@ -262,7 +260,7 @@ class StepPlan:
             self._compiled[wanted] = self._compile(given)
         return self._compiled[wanted]
 
-    def _compile(self, start: Values) -> "CompiledSteps":
+    def _compile(self, start: Values) -> CompiledSteps:
         shapes: list[dict[int, Any]] = [{STEP: 0, EMPTY: ()} for _ in self.meshes]
         for key, (lane, slot) in {**self.kept, **self.fed}.items():
             shapes[lane][slot] = jax.tree.map(_shape_of, start[key])
@@ -298,9 +296,9 @@ class StepPlan:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             building = {program: pool.submit(copy_context().run, build, program) for program in lowered}
             compiled = {program: future.result() for program, future in building.items()}
-        return CompiledSteps(self, self._lanes(compiled))
+        return self._linked(compiled)
 
-    def _lanes(self, compiled: dict[Program, jax.stages.Compiled]) -> Lanes:
+    def _linked(self, compiled: dict[Program, jax.stages.Compiled]) -> CompiledSteps:
         rows: list[list[Launch]] = [[] for _ in self.meshes]
         for planned, frees in self.planned:
             program = planned.program
@@ -316,59 +314,16 @@ class StepPlan:
                     exchanges=isinstance(program, Program) and program.exchanges,
                 )
             )
-        return Lanes(
+        return CompiledSteps(
             rows=tuple(map(tuple, rows)),
             order=tuple(planned.lane for planned, _ in self.planned),
             num_slots=tuple(map(len, self.names)),
+            kept=self.kept,
+            fed=self.fed,
+            results=self.results,
             # XLA starts the parts of a program on several CPU devices one after the other. Two threads that launch two
             # such programs may start them in different orders on different devices, or in different processes, and
             # what exchanges values then waits forever (seen with two stages x two replicas on two cores). XLA does
             # not run such programs side by side anyway, so that one thread for all loses nothing.
             one_order=any(map(spans_cpus, self.meshes)),
         )
-
-
-class Host:
-    """What the calling thread can do between the launches of a run: post what a step needs, read what comes out."""
-
-    def __init__(self, plan: StepPlan, run: Run) -> None:
-        self._plan, self._run = plan, run
-
-    def post(self, step: int, key: Key, value: PyTree) -> None:
-        """Give a step one of its fed values."""
-        lane, slot = self._plan.fed[key]
-        self._run.post(lane, step, slot, value)
-
-    def result(self, step: int, key: Key) -> PyTree:
-        """Return a value of a step that comes to the host; waits until it has been launched."""
-        return self._run.result(step, self._plan.results[key])
-
-
-@dataclass(frozen=True, eq=False)
-class CompiledSteps:
-    """A plan whose programs are compiled."""
-
-    plan: StepPlan
-    lanes: Lanes
-
-    def __call__(
-        self,
-        start: Values,
-        num_steps: int,
-        before: Callable[[Host, int], None] | None = None,
-        observe: Observer | None = None,
-    ) -> Values:
-        """Run steps from these values; return those that stay, as they are then.
-
-        `before(host, step)` is called before each step, to post what it needs.
-        """
-        values: list[list[Any]] = []
-        for size in self.lanes.num_slots:
-            values.append([None] * size)
-            values[-1][EMPTY] = ()
-        for key, (lane, slot) in self.plan.kept.items():
-            values[lane][slot] = start[key]
-        run = Run(self.lanes, values, observe)
-        host = Host(self.plan, run)
-        run.steps(num_steps, lambda step: before(host, step) if before is not None else None)
-        return {key: values[lane][slot] for key, (lane, slot) in self.plan.kept.items()}
