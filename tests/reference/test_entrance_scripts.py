@@ -1,9 +1,13 @@
 """The scripts at the repository's root: each finds the package, and turns its words into a command of ours."""
 
+import ast
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -144,3 +148,47 @@ def test_the_newest_efficientnet_is_validated(tmp_path, monkeypatch):
         (place / "config.json").write_text("{}")
         os.utime(place / "config.json", (number, number))
     assert SCRIPTS["efficientnet_CIFAR10_inference"]([]) == ["validate", "runs/efficientnet_b0-cifar10-a", "--last"]
+
+
+def python_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the packages in a folder and no others."""
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-S", *words], env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("script", ["train.py", "validation.py", "restore.py"])
+def test_a_clone_without_its_packages_says_what_to_install(script, tmp_path):
+    done = python_with(tmp_path, str(ROOT / script))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"headrace: Not installed for {sys.executable}: jax, jaxlib, ml_dtypes, numpy, ")
+    assert "-m pip install -r requirements.txt" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_jax_is_named_where_only_jax_is_missing(tmp_path):
+    for name in ("ml_dtypes", "numpy", "optax", "yaml", "safetensors", "PIL", "rich", "simplejpeg", "flatbuffers"):
+        (tmp_path / name).symlink_to(Path(str(importlib.import_module(name).__file__)).parent)
+    done = python_with(tmp_path, str(ROOT / "train.py"), "--num-epochs", "1")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        f"headrace: Not installed for {sys.executable}: jax, jaxlib.",
+    )
+
+
+def test_requirements_name_all_that_the_documents_say_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    line = (ROOT / "requirements.txt").read_text().splitlines()[-1]
+    assert line == "-e .[wandb]"
+    assert [re.split(r"\W", each)[0] for each in project["optional-dependencies"]["wandb"]] == ["wandb"]
+    named = {re.split(r"[^\w]", each)[0] for each in project["dependencies"]}
+    imported = {"PyYAML": "yaml", "Pillow": "PIL"}
+    # Not imported, since that would take Ctrl-C from pytest.
+    source = ast.parse((ROOT / "src" / "headrace" / "__main__.py").read_text())
+    (needed,) = (
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NEEDED"
+    )
+    assert {imported.get(name, name) for name in named} | {"jaxlib"} == set(needed)
