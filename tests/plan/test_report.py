@@ -31,12 +31,14 @@ def test_the_command_prints_the_arithmetic(capsys):
     assert line_of(text, "total steps")[2] == "4,686"
     assert line_of(text, "calls")[1:8] == ["60", "or", "more,", "of", "at", "most", "79"]
     assert line_of(text, "log")[1:] == ["60", "x", "about", "every", "78.1", "steps"]
-    assert line_of(text, "checkpoint")[1:] == ["6", "x", "every", "781", "steps"]
+    assert line_of(text, "checkpoint")[1:9] == ["6", "x", "every", "781", "steps,", "or", "after", "3"]
     assert line_of(text, "batches")[1:6] == ["1,250", "of", "8", "x", "1,"]
     assert "warning" not in text
 
 
 def test_the_command_says_what_is_off_and_what_comes_at_the_end(capsys):
+    assert main([*RUN, "--ckpts-per-epoch", "1"]) == 0
+    assert line_of(capsys.readouterr().out, "checkpoint")[1:] == ["6", "x", "every", "781", "steps"]
     assert main([*RUN, "--checkpoints", "False", "--validations-per-epoch", "0"]) == 0
     text = capsys.readouterr().out
     assert line_of(text, "checkpoint") == ["checkpoint", "off"]

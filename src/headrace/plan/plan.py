@@ -31,7 +31,7 @@ from headrace.plan.report import (
     validation_lines,
 )
 from headrace.plan.savings import Saving, find_savings
-from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
+from headrace.plan.steps import CHECKPOINT_SECONDS, Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
 
 
 def refuse_split_replicas(config: Config, batch: BatchPlan, validation: ValidationPlan, num_processes: int) -> None:
@@ -274,10 +274,14 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
     def events_of(on: bool, per_epoch: float | None) -> float | None:
         return (follows if per_epoch is None else per_epoch) if on else None
 
+    # Averages are of checkpoints at even distances.
+    averages = config.checkpoint.average_last_epochs or config.checkpoint.average_decays
+    by_time = config.checkpoint.checkpoints and wanted.ckpts_per_epoch is None and not averages
     events = Events(
         logs=wanted.logs_per_epoch,
         checkpoints=events_of(config.checkpoint.checkpoints, wanted.ckpts_per_epoch),
         validations=events_of(config.validation.validation, wanted.validations_per_epoch),
+        checkpoint_seconds=CHECKPOINT_SECONDS if by_time else 0.0,
         divide_epoch=wanted.events_divide_epoch,
     )
     limits = [limit for limit in (max_steps_per_call, wanted.max_steps_per_call) if limit is not None]

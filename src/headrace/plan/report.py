@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from headrace.core.units import format_bytes, format_count
@@ -188,7 +188,12 @@ def event_lines(steps: StepPlan) -> tuple[Line, ...]:
         "checkpoint": steps.checkpoint_every,
         "validation": steps.validate_every,
     }
-    return tuple(_event_line(name, every, steps) for name, every in periods.items())
+    lines = {name: _event_line(name, every, steps) for name, every in periods.items()}
+    if steps.checkpoint_seconds and steps.checkpoint_every:
+        line, minutes = lines["checkpoint"], steps.checkpoint_seconds / 60
+        text = f"{line.detail}, or after {minutes:g} minutes; fewer where writing takes over 1 % of the time"
+        lines["checkpoint"] = replace(line, detail=text)
+    return tuple(lines.values())
 
 
 def _event_line(name: str, every: Fraction, steps: StepPlan) -> Line:

@@ -52,7 +52,11 @@ class Events:
     logs: float
     checkpoints: float | None
     validations: float | None
+    checkpoint_seconds: float = 0.0
     divide_epoch: bool = False
+
+
+CHECKPOINT_SECONDS = 180.0  # of work that a crash may lose where nobody says how often to save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,9 @@ class StepPlan:
     checkpoint_every: Fraction
     validate_every: Fraction
     steps_per_call: int  # at most; also the length of the arrays that a call takes and returns
+    # Where nobody asked for a number of checkpoints: so long after the last one a call ends with another, and those of
+    # `checkpoint_every` are written as far as they take little of the run's time. 0: all of these, and no others.
+    checkpoint_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -143,6 +150,7 @@ class StepPlan:
             "total_steps": self.total_steps,
             "log_every": _plain(self.log_every),
             "checkpoint_every": _plain(self.checkpoint_every),
+            "checkpoint_seconds": self.checkpoint_seconds,
             "validate_every": _plain(self.validate_every),
             "steps_per_call": self.steps_per_call,
             "num_calls": self.num_calls,
@@ -249,8 +257,8 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
         steps_per_call = min(steps_per_call, max(1, max_steps_per_call))
     if events.logs == 0 and first_event == total:
         warnings.append(
-            f"--logs-per-epoch 0: the whole run of {total:,} steps goes without an event; nothing is logged, saved or "
-            "validated before its end."
+            f"--logs-per-epoch 0: the whole run of {total:,} steps goes without an event; nothing is logged"
+            f"{' ' if events.checkpoint_seconds else ', saved '}or validated before its end."
         )
     return StepPlan(
         epoch=epoch,
@@ -260,6 +268,7 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
         checkpoint_every=periods[CHECKPOINTS],
         validate_every=periods[VALIDATIONS],
         steps_per_call=steps_per_call,
+        checkpoint_seconds=events.checkpoint_seconds,
         warnings=tuple(warnings),
     )
 

@@ -35,7 +35,7 @@ def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[li
         less = f" after discarding {discard_last}" if discard_last else ""
         raise CheckpointError(
             f"An average of {wanted or 'all'} checkpoints was requested; {directory} has {len(good)} good ones{less}.",
-            remedy="Take fewer (--last), or keep more while training: --max-ckpts-to-keep.",
+            remedy="Take fewer (--last), or save and keep more while training: --ckpts-per-epoch, --max-ckpts-to-keep.",
         )
     return good[len(good) - wanted :], damaged
 

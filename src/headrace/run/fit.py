@@ -658,21 +658,23 @@ class _Training:
         """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
         step, total_steps, group = self.prepared.step, self.prepared.design.plan.steps.total_steps, current_group()
         self.recorder.begin()
-        stopped_by = self._asked_to_stop()
+        stopped_by, overdue = self._asked_to_stop(), False
         while step < total_steps and not stopped_by:
-            step, state, metrics = self._call(step, state, block)
+            step, state, metrics = self._call(step, state, block, overdue)
             stopped_by = self._asked_to_stop() if step < total_steps else None
             if step < total_steps and not stopped_by:
-                # All processes must launch calls of the same length: the first one's measurement decides.
+                # All processes must launch calls of the same length, and copy the state together: the first one's
+                # measurement decides.
                 limit = self.profile.limit(self.length.update(self.recorder.step_seconds))
-                self.feed.limit(group.broadcast(limit))
+                limit, overdue = group.broadcast([limit, self.recorder.save_is_overdue])
+                self.feed.limit(limit)
                 with self.recorder.timeline.measure("wait"), suppress(GivenUp):
                     block = self.feed.next(metrics["loss"], self.is_left)
                 stopped_by = self._asked_to_stop()  # waiting may have taken long
         self.reader.drain()
         return state, (stopped_by or "") if step < total_steps else None
 
-    def _call(self, step: int, state: Placed, block: PyTree) -> tuple[int, Placed, Metrics]:
+    def _call(self, step: int, state: Placed, block: PyTree, saves: bool) -> tuple[int, Placed, Metrics]:
         """Launch a call and what is due after it, and hand both to the thread that reads results."""
         steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
         rows, launched = self.feed.rows, time.perf_counter()
@@ -688,7 +690,7 @@ class _Training:
             launched=launched,
             ended=self.recorder.when_ready(metrics),
             # Copied on the devices right behind the call: the next one takes over the state's memory.
-            copy=self.calls.executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
+            copy=self.calls.executor.copy_to_save(state) if saves or steps.checkpoint_due(step) else None,
             evaluation=validating,
         )
         # Before the validation is launched: on a GPU launching takes as long as running, and the call's results

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.saver import BestCheckpoints, Saver, prune
+from headrace.checkpoint.saver import BestCheckpoints, Saver
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
@@ -125,7 +125,8 @@ class RunRecorder:
         self.saver = Saver(
             directory.checkpoints,
             keep_last=keep.max_ckpts_to_keep,
-            keep=self.best.names,
+            best=self.best,
+            every_seconds=design.plan.steps.checkpoint_seconds or math.inf,
             prepare=self._before_saving,
         )
         self.totals = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
@@ -147,7 +148,7 @@ class RunRecorder:
         self._losses: tuple[float, float] | None = None  # of the first and the last training record of the run
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
-        self._saved_step = 0  # of the newest checkpoint; 0: there is none
+        self._saved_step = 0  # of the state that was handed to the saver last; 0: there is none
         self._programs = CompileCounts()
         self.dataset_identity: Mapping[str, Any] = {}  # for a resume, which refuses other data
 
@@ -209,7 +210,8 @@ class RunRecorder:
         if self._writes:
             self._call_back(call.last_step, metrics, sums)
         if call.copy is not None:
-            self.save(call.copy, call.last_step)
+            steps = self._design.plan.steps
+            self.save(call.copy, call.last_step, must=not steps.checkpoint_seconds or self.step == steps.total_steps)
         if call.evaluation is not None and validator is not None:
             nothing_left = time.perf_counter()
             evaluating = call.evaluation.result()
@@ -313,6 +315,7 @@ class RunRecorder:
         """Save what an interruption would lose. Sums that no record holds yet are saved with it."""
         # A checkpoint was due at the very step of the signal; writing it again would only take time.
         if self.step == self._saved_step:
+            self.saver.must_write(self.step)
             self.note(f"{signal_name}: stopped at step {self.step}, nothing is lost")
         elif self._resolved.config.checkpoint.checkpoints:
             self.save(state, self.step)  # no call follows, so nothing donates the buffers
@@ -324,7 +327,9 @@ class RunRecorder:
     def save_stopped(self, reason: str, state: State) -> None:
         """Save and record what a callback ended."""
         self.log(self.step)
-        if self.step != self._saved_step and self._resolved.config.checkpoint.checkpoints:
+        if self.step == self._saved_step:
+            self.saver.must_write(self.step)
+        elif self._resolved.config.checkpoint.checkpoints:
             self.save(state, self.step)
         self.note(f"stopped at step {self.step}: {reason}")
 
@@ -377,7 +382,7 @@ class RunRecorder:
         if options.clean_dir:
             delete_checkpoints(self._directory)
         elif options.checkpoints:
-            prune(self._directory.checkpoints, options.max_ckpts_to_keep, self.best.names())
+            self.saver.prune()
 
     def _run_end(self, ending: "Ending") -> RunEnd:
         entries = self.best.entries()
@@ -405,9 +410,17 @@ class RunRecorder:
             seconds=spent,
             start=dict(self.start_times),
             memory=measured_memory(jax.local_devices()),
+            saving=self._saving(spent),
             verdict=self._verdict(spent),
             model_verdict=self._model_verdict(best),
         )
+
+    def _saving(self, spent: Mapping[str, float]) -> dict[str, float]:
+        if not self._resolved.config.checkpoint.checkpoints:
+            return {}
+        saver = self.saver
+        counts = {"written": saver.num_written, "passed_over": saver.num_passed_over}
+        return {**counts, "write_seconds": saver.write_seconds, "waited_seconds": spent["save"]}
 
     def _model_verdict(self, best: ValidationRecord | None) -> str:
         """Say why the result is useless, if it is; a trial run has none."""
@@ -423,17 +436,23 @@ class RunRecorder:
         evened_out = config.data.balanced_sampling or bool(learning.class_weights)
         return model_verdict(losses, report, evened_out=evened_out)
 
-    def save(self, state: State, step: int) -> None:
-        """Give a state to the thread that writes checkpoints."""
+    @property
+    def save_is_overdue(self) -> bool:
+        """Whether the next call should end with a checkpoint, since the last one is minutes old. Process 0 knows."""
+        return self._writes and self.saver.is_overdue
+
+    def save(self, state: State, step: int, *, must: bool = True) -> None:
+        """Give a state to the thread that writes checkpoints; one that need not be written may be passed over."""
         if self._writes:
             # Only what blocks counts as saving: the file is written by another thread while training continues.
             with self.timeline.measure("save"):
-                self.saver.save(flatten_named(state), self._manifest(step))
+                self.saver.save(flatten_named(state), self._manifest(step), must=must)
         # Also in processes that write nothing: all must agree on whether a stopped run can be resumed.
         self._saved_step = step
         self.record_saved()
 
     def _before_saving(self) -> None:
+        self.moved()  # each of those that wait may take its time before an interrupted run is left
         # A resume keeps the records up to its checkpoint. After a power failure it must find them, so they reach the
         # disk before the checkpoint does.
         self._directory.check()
@@ -530,7 +549,7 @@ class RunRecorder:
     def _add_to_best(self, record: ValidationRecord) -> None:
         scored = score_of(record, self._resolved.config.run.monitor)
         if scored is not None:
-            self.best.add(scored.score, scored.name, scored.weights, scored.loss)
+            self.saver.add_score(scored)
 
     def _recorded(self, step: int) -> set[str]:
         return {record.weights for record in self.validations if record.step == step}

@@ -152,7 +152,9 @@ def run_end_line(end: RunEnd, run: RunStart | None = None) -> str:
         parts.append(f"time to target {format_duration(end.time_to_target)}")
     if end.images_per_second is not None:
         parts.append(f"{end.images_per_second:,.0f} img/s")
-    verdicts = [verdict for verdict in (end.model_verdict, end.verdict) if verdict]
+    # Where nothing was passed over, nobody needs to know.
+    saving = end.saving_text if end.saving.get("passed_over") else ""
+    verdicts = [verdict for verdict in (end.model_verdict, saving, end.verdict) if verdict]
     return "\n".join(["  ".join(parts) + why, *verdicts])
 
 

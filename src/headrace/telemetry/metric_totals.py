@@ -603,7 +603,10 @@ def _bound(run: Measured) -> str:
             "keep them (--validation-cache host, or a larger --validation-host-budget), validate less often (a lower "
             f"--validations-per-epoch) or use more --pipeline-num-parallel (now {run.threads})",
         ),
-        "saving": ("checkpoints", "save less often (a lower --ckpts-per-epoch) or to a faster disk (--checkpoint-dir)"),
+        "saving": (
+            "checkpoints",
+            "save less often (no --ckpts-per-epoch, or a lower one) or to a faster disk (--checkpoint-dir)",
+        ),
     }[bound]
     if share < _MIXED:
         return f"mostly compute-bound: the device waited {waited} for {what}"

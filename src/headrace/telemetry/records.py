@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.core.errors import CheckpointError
 from headrace.core.files import parse_json, sync_directory, write_atomic
+from headrace.core.units import format_duration
 from headrace.engine.objective import metric_sums
 from headrace.rows.metrics import METRICS, OF_CLASSES, UNEVEN
 from headrace.rows.row import MetricRow
@@ -212,7 +213,8 @@ class RunEnd(Record):
     are those of the whole run. `seconds` splits `wall_seconds`, the time of this process, by kind
     (`metric_totals.KINDS`). Records without `wall_seconds` are older: their kinds overlap. `start` splits the time up
     to the first call. `memory` is the most that was in use: `device_peak_bytes`, or `process_peak_bytes` where devices
-    do not count it.
+    do not count it. `saving` counts the checkpoints `written` and `passed_over`, the `write_seconds` of the thread, and
+    of these the `waited_seconds` in which nothing trained.
     """
 
     kind: ClassVar[str] = "run_end"
@@ -232,8 +234,20 @@ class RunEnd(Record):
     seconds: dict[str, float] = field(default_factory=dict)
     start: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
+    saving: dict[str, float] = field(default_factory=dict)
     verdict: str = ""
     model_verdict: str = ""  # why the result is useless: a loss that diverged, one answer for all images
+
+    @property
+    def saving_text(self) -> str:
+        """Return a sentence on the checkpoints of the process, empty if none was handed over."""
+        written, passed = (int(self.saving.get(name, 0)) for name in ("written", "passed_over"))
+        if not written + passed:
+            return ""
+        took, waited = (format_duration(self.saving[name]) for name in ("write_seconds", "waited_seconds"))
+        over = f", {passed:,} passed over" if passed else ""
+        checkpoints = f"{written:,} checkpoint{'s' * (written != 1)}"
+        return f"saving: {checkpoints} written in {took}{over}; training waited {waited} for it"
 
 
 KINDS: Mapping[str, type[Record]] = {
