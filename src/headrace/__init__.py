@@ -48,6 +48,7 @@ _HOME = {
     "Callback": "headrace.run.custom_functions",
     "EarlyStopping": "headrace.run.custom_functions",
     "TargetAccuracy": "headrace.run.custom_functions",
+    "Metric": "headrace.rows.row",
     "TrainingEvent": "headrace.run.custom_functions",
     "ValidationEvent": "headrace.run.custom_functions",
     "resume": "headrace.run.fit",
@@ -76,6 +77,7 @@ __all__ = [
     "EarlyStopping",
     "HeadraceError",
     "Infeed",
+    "Metric",
     "Model",
     "OptimizerOutput",
     "Outfeed",
@@ -143,6 +145,7 @@ if TYPE_CHECKING:
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
     from headrace.reference.entrance import config_from
     from headrace.report.curve_svg import draw_run
+    from headrace.rows.row import Metric
     from headrace.run.custom_functions import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
     from headrace.run.fit import resume
     from headrace.run.model import Model

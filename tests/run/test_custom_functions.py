@@ -14,7 +14,7 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import MixedLabels
 from headrace.engine.objective import CustomObjective, classification_sums, metric_sums, training_loss
 from headrace.run import fit
-from headrace.run.custom_functions import Callback, by_sample, check_augment, check_objective
+from headrace.run.custom_functions import Callback, by_sample, check_augment, check_objective, read_metrics
 from headrace.run.design import CustomParts
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
@@ -166,7 +166,7 @@ def test_an_augmentation_depends_on_seed_epoch_and_sample_alone():
 
 def test_what_cannot_be_traced_into_a_step_is_refused(quick, tmp_path):
     def objective(loss: Any = None, weights: Any = (), **metrics: Any) -> None:
-        check_objective(CustomObjective(loss=loss, metrics=metrics), 10, weights)
+        check_objective(loss, read_metrics(metrics), 10, weights)
 
     calls = [
         (lambda: objective(anything("focal")), "The loss is a str"),
@@ -177,7 +177,8 @@ def test_what_cannot_be_traced_into_a_step_is_refused(quick, tmp_path):
         (lambda: objective(margin=lambda logits, labels: {"a": 1}), "metric margin returned a dict"),
         (lambda: objective(loss_scale=margin), "A metric is named 'loss_scale'"),
         (lambda: objective(margin=lambda logits, labels: logits), r"metric margin returned float32 \[N, C\]"),
-        (lambda: check_objective(CustomObjective(metrics=anything([margin])), 10, ()), "metrics is a list"),
+        (lambda: read_metrics(anything([margin])), "A metric is a function"),
+        (lambda: read_metrics(anything(margin)), "metrics is a function"),
         (lambda: check_augment(anything(3), (8, 8, 1)), "The augment is a int"),
         (
             lambda: check_augment(lambda key, images, labels: images[:, 1:], (8, 8, 1)),

@@ -139,7 +139,7 @@ def test_old_records_have_no_metrics_of_classes() -> None:
     )
     assert isinstance(old, ValidationRecord)
     assert old.metric("macro_f1") is None
-    assert best_validation([old], "macro_f1") is None
+    assert best_validation([old], METRICS["macro_f1"]) is None
     assert best_validation([old]) == old
 
 
@@ -163,7 +163,7 @@ def test_the_metric_that_is_monitored_decides() -> None:
     ]
     wanted = {"top1": 10, "balanced_accuracy": 20, "macro_f1": 30, "loss": 30}
     for monitor, step in wanted.items():
-        best = best_validation(records, monitor)
+        best = best_validation(records, METRICS[monitor])
         assert best is not None
         assert best.step == step
         formatter = LineFormatter([start(monitor=monitor)])

@@ -27,7 +27,7 @@ from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
-from headrace.rows.metrics import OF_CLASSES
+from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
@@ -137,11 +137,15 @@ def _facts(run: "RunSummary") -> dict[str, object]:
         "num_validation": start.num_validation if start else None,
         "num_classes": start.num_classes if start else None,
         "dataset_digest": start.dataset_digest if start else None,
-        "monitor": run.monitor,
+        "monitor": run.monitor.name,
         "best_top1": best.top1 if best else None,
         "best_top1_at_least": run.accuracy_bound,
         "best_num_images": best.num_samples if best else None,
-        **{f"best_{row.name}": best.metric(row.name) if best else None for row in OF_CLASSES},
+        **{
+            f"best_{row.name}": best.metric(row.name) if best else None
+            for row in (start.metrics if start else METRICS).values()
+            if not row.has_field
+        },
         "best_epoch": best.epoch if best else None,
         "best_weights": best.weights if best else None,
         "best_checkpoint": end.best_checkpoint if end else None,

@@ -23,7 +23,6 @@ from headrace.core.local_path import local_path
 from headrace.core.units import format_duration
 from headrace.job import Restart, detect_process_info, detect_restart
 from headrace.reference.entrance import take_value, without_recipe
-from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -175,7 +174,7 @@ def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
     last = {record.weights: record for record in run.validations}  # the last one of each kind
     final = max(last.values(), key=lambda record: record.step)
     if final.step != best.step:
-        row = METRICS[run.monitor]
+        row = run.monitor
         ended = ", ".join(f"{row.text(record.metric(row.name))} ({weights})" for weights, record in last.items())
         rows.insert(1, ("", f"{'' if row.name == 'top1' else f'{row.title} '}{ended} at the end"))
     if run.end is not None and run.end.time_to_target is not None:

@@ -184,7 +184,7 @@ class Table:
             if not self._num_rows:
                 print(_fitted(_HEADING))
             self._num_rows += 1
-            rank, row = _rank_of(result, weights), METRICS[result.monitor]
+            rank, row = _rank_of(result, weights), result.monitor
             is_best = rank > self._best
             if is_best:
                 self._best = rank

@@ -63,7 +63,11 @@ _ACROSS_SECTIONS = (
     conflict(
         "target_accuracy",
         "monitor",
-        lambda facts: facts.config.run.target_accuracy is not None and not METRICS[facts.config.run.monitor].is_share,
+        lambda facts: (
+            facts.config.run.target_accuracy is not None
+            and facts.config.run.monitor in METRICS
+            and not METRICS[facts.config.run.monitor].is_share
+        ),
         "A target accuracy is a share of images, from 0 to 1.",
         f"Leave --monitor out, or choose one of {', '.join(name for name, row in METRICS.items() if row.is_share)}.",
     ),

@@ -82,6 +82,7 @@ class Option:
     rank: int = 0  # a prefix matches options of rank 1 only where none of rank 0 starts with it
     chosen: str = ""  # what a run chooses where nobody gives the option; the default holds where nothing is chosen
     path_option: str = ""  # of an option that takes a name: the one that takes a path
+    code_adds: bool = False  # code may name what it gives itself, beside the choices
 
     @property
     def default_text(self) -> str:
@@ -122,7 +123,10 @@ class Option:
             local_text(value, what, WEB if self.kind is PLACE else ())
         broken = self.check(value) if self.check else ""
         if self.choices and not broken:
-            value, broken = self._choose(value)
+            chosen, broken = self._choose(value)
+            if broken and self.code_adds and origin.kind in (CODE.kind, LOADED.kind) and value.isidentifier():
+                return value
+            value = chosen
         if broken:
             raise self._refusal(raw, broken, origin)
         return value
@@ -176,12 +180,13 @@ def option(
     synonyms: tuple[tuple[str, str], ...] = (),
     chosen: str = "",
     path_option: str = "",
+    code_adds: bool = False,
 ) -> Any:
     """Make a dataclass field that is an option.
 
     `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value,
     `synonyms` other words for choices, `chosen` what a run chooses where nobody gives the option,
-    `path_option` the option that a path belongs to.
+    `path_option` the option that a path belongs to, `code_adds` that code may name what it gives, beside the choices.
     """
     meta = {
         "default": default,
@@ -195,6 +200,7 @@ def option(
         "synonyms": synonyms,
         "chosen": chosen,
         "path_option": path_option,
+        "code_adds": code_adds,
     }
     metadata = {_META: meta}
     if isinstance(default, dict):

@@ -94,6 +94,7 @@ class Run:
         "equal ones the lower loss is better. balanced_accuracy and macro_f1 count every class the same.",
         choices=tuple(METRICS),
         synonyms=(("balanced", "balanced_accuracy"), ("f1", "macro_f1"), ("accuracy", "top1")),
+        code_adds=True,
     )
 
 

@@ -23,7 +23,7 @@ from headrace.engine.compiler import OptionItems, common_options
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import transfer
-from headrace.engine.objective import STANDARD, CustomObjective, classification_sums
+from headrace.engine.objective import SCORES, STANDARD, CustomObjective, classification_sums, sums_of_validation
 from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
 from headrace.engine.stored_programs import Made, Request
 from headrace.model.context import Ctx
@@ -36,10 +36,14 @@ Weights = tuple[PyTree, PyTree]  # (params, stats)
 
 @dataclass(frozen=True)
 class Reducer:
-    """What is kept of a batch: `keep(logits, labels, mask)`, added up over all batches or stacked in their order."""
+    """What is kept of a batch: `keep(logits, labels, mask)`, added up over all batches or stacked in their order.
+
+    Beside sums, `beside(logits, labels, mask)` is stacked, as `scores` among them.
+    """
 
     keep: Callable[[jax.Array, Any, Any], PyTree]
     adds: bool
+    beside: Callable[[jax.Array, Any, Any], PyTree] | None = None
 
 
 def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: CustomObjective = STANDARD) -> Sums:
@@ -48,12 +52,18 @@ def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: Cu
     confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
     # In integers: a float32 stops counting at 2^24.
     confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
-    return classification_sums(logits, labels, mask, 0.0, custom) | {"confusion": confusion}
+    sums = classification_sums(logits, labels, mask, 0.0, custom) | {"confusion": confusion}
+    return sums | sums_of_validation(logits, labels, mask, custom)
+
+
+def keep_scores(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
+    """Return what metrics that need all scores need of a batch."""
+    return {"scores": logits.astype(jnp.float32), "labels": labels, "mask": mask}
 
 
 def sums_with(custom: CustomObjective) -> Reducer:
     """Return the reducer that adds up `batch_sums`, with a custom loss and custom metrics."""
-    return Reducer(partial(batch_sums, custom=custom), adds=True)
+    return Reducer(partial(batch_sums, custom=custom), adds=True, beside=keep_scores if custom.keeps_scores else None)
 
 
 SUMS = sums_with(STANDARD)
@@ -254,7 +264,7 @@ def make_forward(
     A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...]. `whole` turns the
     program's argument into weights.
     """
-    ctx = spec.context()
+    ctx, beside = spec.context(), spec.reducer.beside
 
     def forward(prepared: tuple[PyTree, list[PyTree] | None], resident: PyTree, block: dict[str, jax.Array]) -> PyTree:
         weights, constants = whole(prepared[0]), prepared[1]
@@ -269,22 +279,32 @@ def make_forward(
             if spec.flip:
                 # Two passes, not one of twice the batch: the memory needed stays that of a plain validation.
                 logits = (logits + logits_of(images[:, :, ::-1])) / 2
-            return spec.reducer.keep(logits, labels, batch.get("mask"))
+            mask = batch.get("mask")
+            kept = spec.reducer.keep(logits, labels, mask)
+            return (kept, beside(logits, labels, mask)) if beside else kept
 
         # Batch by batch, so that a block of any length needs the activations of one batch only.
         if not spec.reducer.adds:
             return lax.map(one_batch, block)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), spec.sum_shapes())
+
         # A scan is harmless here: on the CPU only the gradients of convolutions are slow inside a loop, forward passes
         # are not.
-        total, _ = lax.scan(lambda total, batch: (jax.tree.map(jnp.add, total, one_batch(batch)), None), zeros, block)
-        # One exchange for a whole block, instead of one for each batch.
-        return lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
+        def add(total: Sums, batch: dict[str, jax.Array]) -> tuple[Sums, PyTree]:
+            sums, stacked = one_batch(batch) if beside else (one_batch(batch), None)
+            return jax.tree.map(jnp.add, total, sums), stacked
 
+        total, stacked = lax.scan(add, zeros, block)
+        # One exchange for a whole block, instead of one for each batch.
+        total = lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
+        return total if stacked is None else total | {SCORES: stacked}
+
+    if beside:
+        return _on_mesh(forward, mesh, dict.fromkeys(spec.sum_shapes(), P()) | {SCORES: BATCHES})
     return _on_mesh(forward, mesh, P() if spec.reducer.adds else BATCHES)
 
 
-def _on_mesh(program: Callable[[Any, Any, Any], PyTree], mesh: Mesh, out: P) -> jax.stages.Wrapped:
+def _on_mesh(program: Callable[[Any, Any, Any], PyTree], mesh: Mesh, out: P | dict[str, P]) -> jax.stages.Wrapped:
     mapped = jax.shard_map(program, mesh=mesh, in_specs=(P(), P(), BATCHES), out_specs=out, check_vma=False)
     return jax.jit(mapped)
 
@@ -293,9 +313,19 @@ def total_sums(parts: list[Sums]) -> dict[str, Any]:
     """Wait for the sums of all blocks and add them on the host, in float64 and int64: exact however many there are."""
     host = jax.device_get(parts)
     return {
-        key: sum(part[key].astype(np.int64 if part[key].dtype.kind == "i" else np.float64) for part in host)
+        key: _joined([part[key] for part in host])
+        if key == SCORES
+        else sum(part[key].astype(np.int64 if part[key].dtype.kind == "i" else np.float64) for part in host)
         for key in host[0]
     }
+
+
+def _joined(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the scores and labels of all images that count, of blocks [n, B, ...] in their order."""
+    counts = np.concatenate([block["mask"].reshape(-1) for block in blocks]) > 0
+    names = ("scores", "labels")
+    flat = {name: [block[name].reshape(-1, *block[name].shape[2:]) for block in blocks] for name in names}
+    return {name: np.concatenate(each)[counts] for name, each in flat.items()}
 
 
 def stored_for_inference(params: PyTree, compute_dtype: jax.typing.DTypeLike) -> PyTree:

@@ -23,11 +23,15 @@ Sums = dict[str, jax.Array]
 TOP = 5
 SUMS = ("loss", "top1", "top5", "count")
 _METRIC = "metric/"  # before the names of custom metrics among the sums
+_GIVEN = "given/"  # before the names of sums that code gave for a validation: given/METRIC/SUM
+SCORES = "scores"  # among the sums of a validation: {"scores": logits [N, C], "labels": [N]}, where a metric needs them
 
 # (logits float32 [N, C], targets float32 [N, C]) -> [N]; a row of the targets adds up to 1
 LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
 # (logits float32 [N, C], labels int32 [N]) -> [N]
 MetricFunction = Callable[[jax.Array, jax.Array], jax.Array]
+# (logits float32 [N, C], labels int32 [N], weights float32 [N], 0 for images that do not count) -> {name: sum}
+SumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Mapping[str, jax.Array]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,9 @@ class CustomObjective:
     """Another loss than the cross entropy, and metrics given by code."""
 
     loss: LossFunction | None = None
-    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # means over images
+    sums: Mapping[str, SumsFunction] = field(default_factory=dict)  # in validation alone
+    keeps_scores: bool = False  # a validation keeps the logits of all images
 
     @property
     def sum_names(self) -> tuple[str, ...]:
@@ -49,6 +55,24 @@ STANDARD = CustomObjective()
 def metric_sums(sums: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of custom metrics under the names that code gave them."""
     return {key.removeprefix(_METRIC): value for key, value in sums.items() if key.startswith(_METRIC)}
+
+
+def given_sums(sums: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return the sums that code gave for a metric, under its names."""
+    start = f"{_GIVEN}{metric}/"
+    return {key.removeprefix(start): value for key, value in sums.items() if key.startswith(start)}
+
+
+def sums_of_validation(
+    logits_NC: jax.Array, labels_N: jax.Array, weights_N: jax.Array, custom: CustomObjective
+) -> Sums:
+    """Return the sums that code gave for a validation."""
+    logits_NC, weights_N = logits_NC.astype(jnp.float32), weights_N.astype(jnp.float32)
+    return {
+        f"{_GIVEN}{metric}/{name}": jnp.asarray(total)
+        for metric, function in custom.sums.items()
+        for name, total in function(logits_NC, labels_N, weights_N).items()
+    }
 
 
 def cross_entropy(

@@ -17,8 +17,8 @@ import numpy as np
 from headrace.core.files import parse_json
 from headrace.report.ticks import epoch_ticks, value_ticks
 from headrace.rows.metrics import METRICS, OF_CLASSES
-from headrace.rows.row import MetricRow
-from headrace.telemetry.records import METRICS_FILE, Record, TrainRecord, ValidationRecord, number_fields
+from headrace.rows.row import Metric
+from headrace.telemetry.records import METRICS_FILE, Record, RunStart, TrainRecord, ValidationRecord, number_fields
 
 _WORTH_SHOWING = 0.01  # from top-1: metrics of classes that are nowhere further from it say nothing more
 _KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (TrainRecord, ValidationRecord)}
@@ -53,6 +53,7 @@ class Panel:
     axis: str = "zero"
 
 
+_SHARES: Mapping[str, Any] = {"scale": 100, "axis": "percent"}
 _TRAIN, _RAW, _EMA = "train", "validation/raw", "validation/ema"
 
 
@@ -68,17 +69,19 @@ def _one(field: str, color: int) -> tuple[Line, ...]:
     return (Line(label="training", kind=_TRAIN, field=field, color=color),)
 
 
-def _title(row: MetricRow) -> str:
+def _title(row: Metric) -> str:
     return row.title[0].upper() + row.title[1:]
+
+
+def _metric_panel(row: Metric) -> Panel:
+    lines = _three(row.name, row.name)
+    return Panel(title=_title(row), unit=row.unit, lines=lines, **_SHARES if row.is_share else {})
 
 
 PANELS = (
     Panel(title="Loss", unit="", lines=_three("loss", "loss"), axis="log"),
     Panel(title="Top-1 accuracy", unit="%", lines=_three("accuracy", "top1"), scale=100, axis="percent"),
-    *(
-        Panel(title=_title(row), unit="%", lines=_three("", row.name)[1:], scale=100, axis="percent")
-        for row in OF_CLASSES
-    ),
+    *(_metric_panel(row) for row in OF_CLASSES),
     Panel(title="Learning rate", unit="", lines=_one("learning_rate", 2)),
     Panel(title="Throughput", unit="images/s", lines=_one("images_per_second", 0)),
     Panel(title="Waiting for input, since the previous record", unit="s", lines=_one("infeed_wait_seconds", 1)),
@@ -91,6 +94,11 @@ def _compared(label: str, kind: str, field: str, style: str = "") -> Line:
     return Line(label=label, kind=kind, field=field, color=0, style=style, dots=kind != _TRAIN)
 
 
+def _compared_panel(row: Metric) -> Panel:
+    lines = _compared("", _RAW, row.name), _compared("averaged weights", _EMA, row.name, "dashed")
+    return Panel(title=f"Validation, {row.title}", unit=row.unit, lines=lines, **_SHARES if row.is_share else {})
+
+
 COMPARED_PANELS = (
     Panel(
         title="Validation, top-1 accuracy",
@@ -99,16 +107,7 @@ COMPARED_PANELS = (
         scale=100,
         axis="percent",
     ),
-    *(
-        Panel(
-            title=f"Validation, {row.title}",
-            unit="%",
-            lines=(_compared("", _RAW, row.name), _compared("averaged weights", _EMA, row.name, "dashed")),
-            scale=100,
-            axis="percent",
-        )
-        for row in OF_CLASSES
-    ),
+    *(_compared_panel(row) for row in OF_CLASSES),
     Panel(
         title="Validation, loss",
         unit="",
@@ -139,6 +138,7 @@ class Curves:
     offset: int = 0
     version: int = 0  # counts the readings that changed something
     num_damaged: int = 0
+    asked: dict[str, Metric] = field(default_factory=dict)  # the metrics that code asked for
     _file: tuple[int, int] = (0, 0)
     _parts: dict[str, list[Columns]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # a live page is asked by several threads
@@ -172,6 +172,7 @@ class Curves:
     def _forget(self, file: tuple[int, int]) -> None:
         self.offset, self.num_damaged, self._file = 0, 0, file
         self._parts.clear()
+        self.asked = {}
 
     def _add(self, lines: Sequence[bytes]) -> None:
         rows, damaged = _parse(lines)
@@ -183,6 +184,8 @@ class Curves:
                 kinds.setdefault(TrainRecord.kind, []).append(row)
             elif kind == ValidationRecord.kind:
                 kinds.setdefault(f"{kind}/{row.get('weights', 'raw')}", []).append(row)
+            elif kind == RunStart.kind:
+                self._start(row)
         for kind, found in kinds.items():
             named = {
                 name: _numbers([row.get(name, each.default) for row in found])
@@ -192,6 +195,15 @@ class Curves:
             for name in dict.fromkeys(name for each in metrics for name in each if name not in named):
                 named[name] = _numbers([each.get(name) for each in metrics])
             self._parts.setdefault(kind, []).append(named)
+
+    def _start(self, row: Mapping[str, Any]) -> None:
+        """Take from the record of a process's start what code asked for; one that is damaged asked for nothing."""
+        try:
+            start = RunStart.from_dict(row)
+        except (TypeError, ValueError):
+            return
+        names = [each.get("name", "") for each in start.asked_metrics]
+        self.asked = {**self.asked, **{name: start.metrics[name] for name in names if name in start.metrics}}
 
     def columns(self, kind: str) -> Columns:
         """Return the numbers of all records of a kind by field and metric, NaN where there is none; {} of none."""
@@ -226,7 +238,7 @@ class Curves:
 
     def _says_nothing(self, line: Line, y: np.ndarray) -> bool:
         """Say whether a curve is left out: a loss that is not scaled, a device that hardly waits, even classes."""
-        if line.field in METRICS and not METRICS[line.field].has_field:
+        if line.field in METRICS and not METRICS[line.field].has_field and line.field not in self.asked:
             apart = np.abs(y - self.column(line.kind, "top1")[: len(y)])
             return not bool((apart >= _WORTH_SHOWING).any())
         if line.field == "infeed_wait_seconds":
@@ -235,10 +247,11 @@ class Curves:
         return line.field == "loss_scale" and bool((y == 1).all())
 
 
-def draw_panels(curves: Curves, panels: Sequence[Panel] = PANELS, pixels: int = PIXELS) -> list[dict[str, Any]]:
+def draw_panels(curves: Curves, panels: Sequence[Panel] | None = None, pixels: int = PIXELS) -> list[dict[str, Any]]:
     """Return the charts of one run as plain values; those without any line are left out."""
     charts = []
-    for panel in panels:
+    given = [_metric_panel(row) for row in curves.asked.values() if row.name not in METRICS]
+    for panel in (*PANELS[:2], *given, *PANELS[2:]) if panels is None else panels:
         shown = any(curves.line(line) for line in panel.lines)
         if lines := [found for line in panel.lines if (found := curves.line(line, beside=shown, pixels=pixels))]:
             charts.append(plain_panel(panel.title, lines, unit=panel.unit, scale=panel.scale, axis=panel.axis))
@@ -248,7 +261,8 @@ def draw_panels(curves: Curves, panels: Sequence[Panel] = PANELS, pixels: int = 
 def draw_compared(runs: Mapping[str, Curves]) -> list[dict[str, Any]]:
     """Return charts with the same curve of several runs in each, a color for each run."""
     charts = []
-    for panel in COMPARED_PANELS:
+    asked = {name: row for curves in runs.values() for name, row in curves.asked.items() if name not in METRICS}
+    for panel in (COMPARED_PANELS[0], *map(_compared_panel, asked.values()), *COMPARED_PANELS[1:]):
         lines, shown = [], any(curves.line(line) for curves in runs.values() for line in panel.lines)
         for number, (name, curves) in zip(count(), runs.items(), strict=False):
             for line in panel.lines:

@@ -20,8 +20,8 @@ from headrace.report.run_summary import (
     read_summary,
 )
 from headrace.report.sections import run_sections, run_title
-from headrace.rows.metrics import METRICS, OF_CLASSES
-from headrace.rows.row import MetricRow
+from headrace.rows.metrics import TOP1
+from headrace.rows.row import Metric
 from headrace.rows.values import format_value
 from headrace.telemetry.records import ValidationRecord
 
@@ -54,7 +54,7 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         best = run.best
         if best is None or run.is_trial:
             return "trial" if run.is_trial else "-"
-        by = "" if run.monitor == "top1" else f", of the best {METRICS[run.monitor].title}"
+        by = "" if run.monitor == TOP1 else f", of the best {run.monitor.title}"
         return f"{accuracy(best)} at epoch {best.epoch:.4g}{by}"
 
     def of_last(run: RunSummary) -> str:
@@ -64,11 +64,10 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         last = [record for record in run.validations if record.weights == run.best.weights][-1]
         return f"{accuracy(last)}, loss {last.loss:.4f}"
 
-    def of_classes(run: RunSummary, row: MetricRow) -> str:
+    def of_classes(run: RunSummary, row: Metric) -> str:
         return "-" if run.best is None or run.is_trial else row.text(run.best.metric(row.name))
 
-    # Those of classes where these are uneven in some run, or where a run monitored them.
-    shown = [row for row in OF_CLASSES if any(run.start and row in run.start.class_metrics for run in runs)]
+    shown = dict.fromkeys(row for run in runs if run.start for row in run.start.metrics_beside)
     useless = [run.problem_word for run in runs]
     return {
         "state": [run.state for run in runs],

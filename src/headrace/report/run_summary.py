@@ -13,6 +13,7 @@ from headrace.config.schema import all_options
 from headrace.core.files import LOCK_FILE, parse_json
 from headrace.core.units import format_duration, format_list
 from headrace.rows.metrics import METRICS
+from headrace.rows.row import Metric
 from headrace.telemetry.console import best_text
 from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import (
@@ -64,8 +65,8 @@ class RunSummary:
         return best_validation(self.validations, self.monitor)
 
     @property
-    def monitor(self) -> str:
-        """The name of the metric that the run compared its validations by."""
+    def monitor(self) -> Metric:
+        """The metric that the run compared its validations by."""
         return monitor_of([self.start] if self.start else [])
 
     @property
@@ -405,7 +406,8 @@ def accuracy_lines(run: RunSummary) -> list[str]:
         count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
         return [f"not shown: a trial (--dry-run-steps), validated on {count} only"]
     where = f"at epoch {best.epoch:.4g} ({best.num_samples:,} images{best.weights_text})"
-    lines = [f"{best_text({name: best.metric(name) for name in METRICS}, run.start)} {where}"]
+    values = {name: best.metric(name) for name in (run.start.metrics if run.start else METRICS)}
+    lines = [f"{best_text(values, run.start)} {where}"]
     missed = never_recognized(best_report(run))
     return [*lines, f"never recognized: {missed}"] if missed else lines
 

@@ -14,7 +14,7 @@ from headrace.plan.simulation import by_shares, make_table
 from headrace.plan.timeline import Cell, Table
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_summary import RunFiles
-from headrace.rows.metrics import METRICS, OF_CLASSES
+from headrace.rows.metrics import OF_CLASSES, TOP1
 from headrace.rows.values import format_value
 from headrace.telemetry.device_trace import ProfileSummary, summary_from, utilisation_lines
 from headrace.telemetry.metric_totals import KIND_NAMES
@@ -336,12 +336,12 @@ def _summary(files: RunFiles) -> Html:
     planned = f" of {start.num_epochs}" if start else ""
     tiles = [("state", run.state), ("epochs", f"{run.epoch:.4g}{planned}")]
     if best is not None and not run.is_trial:
-        row = METRICS[run.monitor]
+        row = run.monitor
         where = f"epoch {best.epoch:.4g}{best.weights_text}"
         tiles.insert(0, (f"best {row.title}, {where}, {best.num_samples:,} images", row.text(best.metric(row.name))))
         last = [record for record in run.validations if record.weights == best.weights][-1]
         tiles.insert(1, (f"last validation, top-1, loss {last.loss:.4g}", format_percent(last.top1)))
-        beside = dict.fromkeys((METRICS["top1"], *(start.class_metrics if start else ())))
+        beside = dict.fromkeys((TOP1, *(start.metrics_beside if start else ())))
         tiles[1:1] = [(each.title, each.text(best.metric(each.name))) for each in beside if each != row]
     if run.seconds is not None:
         tiles.append(("time to train", format_duration(run.seconds)))

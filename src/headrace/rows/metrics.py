@@ -5,7 +5,7 @@ A value comes from the sums over the validation images: loss, top1, top5, count,
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.rows.row import MetricRow, Sums
+from headrace.rows.row import Metric, Sums
 
 # Classes are uneven where the largest has this many times as many training images as the smallest: of two such classes,
 # answering the larger one alone is right for three images of four.
@@ -40,48 +40,52 @@ def _macro_f1(sums: Sums) -> float | None:
     return float((2 * confusion.diagonal()[some] / both[some]).mean()) if some.any() else None
 
 
-METRICS: Mapping[str, MetricRow] = {
+METRICS: Mapping[str, Metric] = {
     row.name: row
     for row in (
-        MetricRow(
+        Metric(
             name="top1",
             title="top-1",
             says="the share of images whose class is the answer",
+            unit="%",
             value=_mean("top1"),
             has_field=True,
         ),
-        MetricRow(
+        Metric(
             name="top5",
             title="top-5",
             says="the share of images whose class is among the five best answers",
+            unit="%",
             value=_top5,
             has_field=True,
         ),
-        MetricRow(
+        Metric(
             name="loss",
             title="loss",
             says="the mean loss of an image",
             value=_mean("loss"),
             better="less",
-            is_share=False,
             has_field=True,
         ),
-        MetricRow(
+        Metric(
             name="balanced_accuracy",
             title="balanced accuracy",
             says="the mean recall of the classes: each counts the same, however many images it has",
+            unit="%",
             value=_balanced_accuracy,
             column="balanced_acc",
         ),
-        MetricRow(
+        Metric(
             name="macro_f1",
             title="macro F1",
             says="the mean over the classes of F1, 2 x right / (images of the class + answers of it)",
+            unit="%",
             value=_macro_f1,
             column="macro_f1",
         ),
     )
 }
+TOP1 = METRICS["top1"]
 # Those that say more than top-1 does where classes are uneven; records keep them in `metrics`.
 OF_CLASSES = tuple(row for row in METRICS.values() if not row.has_field)
 

@@ -75,18 +75,41 @@ class CurveRow:
 Sums = Mapping[str, Any]  # over the images of a validation
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricRow:
-    """One metric: `value` of the sums, None where there is none; `better` says whether more or less of it is."""
+def no_value(sums: Any) -> None:
+    """Stand for the value of a metric that has none from sums."""
 
-    name: str  # in reports, for --monitor and, without a field of its own, among the `metrics` of a record
-    title: str
-    says: str
-    value: Callable[[Sums], float | None]
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric: where its value comes from, and how it is shown.
+
+    One that code gives has `per_image`(logits [N, C], labels [N]), an array [N] whose mean is taken, in training, too;
+    or `value` of the sums over a validation, None where there is none. These are loss, top1, top5, count, confusion
+    [true class, predicted class], and what `sums`(logits, labels, weights) returns by name, where a weight of 0 marks
+    images that do not count. With `of_scores`, `value` takes {"scores": logits [N, C], "labels": [N]} of all images.
+    """
+
+    name: str  # in records, and for --monitor
+    title: str = ""  # for people; by default the name
+    says: str = ""
+    unit: str = ""  # %: the value is a share from 0 to 1, and is shown in percent
     better: Literal["more", "less"] = "more"
-    is_share: bool = True  # from 0 to 1, shown in percent
-    has_field: bool = False  # of a ValidationRecord
-    column: str = ""  # of validation.csv, after those of the reference
+    value: Callable[[Any], float | None] = no_value
+    per_image: Callable[..., "jax.Array"] | None = None
+    sums: Callable[..., Mapping[str, "jax.Array"]] | None = None
+    of_scores: bool = False
+    has_field: bool = False  # of a ValidationRecord; others are kept among its `metrics`
+    column: str = ""  # of validation.csv, after those of the reference; by default the name
+
+    def __post_init__(self) -> None:
+        """Fill in the defaults that the name gives."""
+        object.__setattr__(self, "title", self.title or str(self.name).replace("_", " "))
+        object.__setattr__(self, "column", self.column or self.name)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether values are from 0 to 1, shown in percent."""
+        return self.unit == "%"
 
     def merit(self, value: float) -> float:
         """Return the value as a number of which more is better."""
@@ -96,4 +119,6 @@ class MetricRow:
         """Return a value for people."""
         if value is None:
             return "-"
-        return f"{100 * value:.2f} %" if self.is_share else f"{value:.4f}"
+        if self.is_share:
+            return f"{100 * value:.2f} %"
+        return f"{value:.4f}" if self.has_field else f"{value:.4g} {self.unit}".rstrip()

@@ -11,14 +11,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from headrace.config.schema import Run
 from headrace.core.errors import ConfigError, did_you_mean, nearest
-from headrace.engine.objective import SUMS, CustomObjective
+from headrace.engine.objective import SUMS, LossFunction, MetricFunction
 from headrace.model.context import Ctx, Draws
 from headrace.model.sample_keys import sample_key
 from headrace.rows.metrics import METRICS
+from headrace.rows.row import Metric, no_value
 from headrace.telemetry.records import TrainRecord, ValidationRecord
+from headrace.telemetry.sinks import VALIDATION_COLUMNS
 
 # Losses, metrics and augmentations are pure functions of JAX arrays. They are traced once here, for the shape of what
 # they return, without a device.
@@ -27,17 +30,65 @@ from headrace.telemetry.records import TrainRecord, ValidationRecord
 # (key, images float32 [N, H, W, C], labels int32 [N]) -> images
 AugmentFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-_TAKEN = {*SUMS, *METRICS, *TrainRecord.__dataclass_fields__, *ValidationRecord.__dataclass_fields__}
+# {name: function with a value per image}, or a list of metrics and of names of ours
+Metrics = Mapping[str, MetricFunction] | Sequence[Metric | str]
+
+_TAKEN = {
+    *(*SUMS, *METRICS, *VALIDATION_COLUMNS),
+    *(*TrainRecord.__dataclass_fields__, *ValidationRecord.__dataclass_fields__),
+}
 _ONE_EACH = "It returns one number for each image: an array [N]; their mean over the images is taken later."
 
 
-def check_objective(custom: CustomObjective, num_classes: int, class_weights: Sequence[object]) -> None:
-    """Refuse a loss or metrics that cannot be traced, or that return anything but a number for each image."""
+def read_metrics(given: Metrics) -> tuple[Metric, ...]:
+    """Return the metrics that code gave as rows; refuse what is none."""
+    if isinstance(given, Mapping):
+        rows = [Metric(name=name, per_image=function) for name, function in given.items()]
+    elif isinstance(given, list | tuple):
+        rows = [_metric(each) for each in given]
+    else:
+        raise ConfigError(
+            f"metrics is a {type(given).__name__}.",
+            rule='It is a dict of functions, {"name": function}, or a list of headrace.Metric and names of metrics.',
+        )
+    names = [row.name for row in rows]
+    for row in rows:
+        if METRICS.get(row.name) is row:
+            continue
+        if not isinstance(row.name, str) or not row.name.isidentifier() or row.name in _TAKEN:
+            raise ConfigError(
+                f"A metric is named {row.name!r}.",
+                rule="Names consist of letters, digits and _, and differ from those of the records, such as loss.",
+                remedy="Give it another name.",
+            )
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"The metric {min(twice)} is given twice.", remedy="Give each another name.")
+    return tuple(rows)
+
+
+def _metric(given: object) -> Metric:
+    if isinstance(given, Metric):
+        return given
+    if isinstance(given, str):
+        if given not in METRICS:
+            raise ConfigError(f"There is no metric {given!r}.", remedy=did_you_mean(given, METRICS))
+        return METRICS[given]
+    raise ConfigError(
+        f"A metric is a {type(given).__name__}.",
+        rule=f"A list has headrace.Metric and names: {', '.join(METRICS)}.",
+        remedy='A function with a value per image is given as {"name": function}.',
+    )
+
+
+def check_objective(
+    loss: LossFunction | None, rows: Sequence[Metric], num_classes: int, class_weights: Sequence[object]
+) -> None:
+    """Refuse a loss or metrics that cannot be traced, or that return anything but what they have to."""
     count = num_classes + 1  # so that [N] and [C] cannot be confused
     logits, labels = _array(count, num_classes), jax.ShapeDtypeStruct((count,), jnp.int32)
-    if custom.loss is not None:
+    if loss is not None:
         # By shapes alone: no device is touched, and a wrong function is refused before anything is compiled.
-        made = _traced("loss", custom.loss, logits, logits)
+        made = _traced("loss", loss, logits, logits)
         if made.shape != (count,) or not jnp.issubdtype(made.dtype, jnp.floating):
             raise _wrong("loss", made, {count: "N", num_classes: "C"}, _ONE_EACH)
         if class_weights:
@@ -46,20 +97,113 @@ def check_objective(custom: CustomObjective, num_classes: int, class_weights: Se
                 rule="They are part of the cross entropy.",
                 remedy="Multiply by the weights in the loss function, or leave one of the two out.",
             )
-    if not isinstance(custom.metrics, Mapping):
+    for row in rows:
+        if METRICS.get(row.name) is row:
+            continue
+        _check_parts(row)
+        if row.per_image is not None:
+            made = _traced(f"metric {row.name}", row.per_image, logits, labels)
+            if made.shape != (count,):
+                raise _wrong(f"metric {row.name}", made, {count: "N", num_classes: "C"}, _ONE_EACH)
+        else:
+            _try_value(row, num_classes)
+
+
+def _check_parts(row: Metric) -> None:
+    """Refuse a metric whose value is stated twice, or not at all."""
+    given = {
+        "per_image": row.per_image is not None,
+        "value": row.value is not no_value,
+        "sums": row.sums is not None,
+        "of_scores": row.of_scores,
+    }
+    parts = [name for name, is_given in given.items() if is_given]
+    if parts not in (["per_image"], ["value"], ["value", "sums"], ["value", "of_scores"]):
         raise ConfigError(
-            f"metrics is a {type(custom.metrics).__name__}.", rule='It is a dict of functions: {"name": function}.'
+            f"The metric {row.name} has {' and '.join(parts) or 'neither per_image nor value'}.",
+            rule="It has per_image, or value: of the usual sums, of those of `sums`, or of all scores (of_scores).",
         )
-    for name, function in custom.metrics.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in _TAKEN:
+    if row.better not in ("more", "less"):
+        raise ConfigError(f"The metric {row.name} has better={row.better!r}.", rule="It is more or less.")
+
+
+def _try_value(row: Metric, num_classes: int) -> None:
+    """Refuse a metric that makes no number of a small validation: in a run, hours might be lost."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(4 * num_classes, dtype=np.int32) % num_classes
+    logits = rng.normal(0, 1, (len(labels), num_classes)).astype(np.float32)
+    best = logits.argmax(1)
+    confusion = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(confusion, (labels, best), 1)
+    sums: dict[str, Any] = {"loss": float(len(labels)), "count": len(labels), "confusion": confusion}
+    sums |= {"top1": int((best == labels).sum()), "top5": len(labels)}
+    if row.sums is not None:
+        shapes = [
+            _traced_sums(row, _array(n, num_classes), jax.ShapeDtypeStruct((n,), jnp.int32), _array(n))
+            for n in (num_classes + 1, num_classes + 2)
+        ]
+        if shapes[0] != shapes[1]:
             raise ConfigError(
-                f"A metric is named {name!r}.",
-                rule="Names consist of letters, digits and _, and differ from those of the records, such as loss.",
-                remedy="Give it another name.",
+                f"The sums of the metric {row.name} have shapes that depend on the number of images.",
+                rule="They are added up over the batches of a validation.",
+                remedy="Sum over the images, multiplied by the weights.",
             )
-        made = _traced(f"metric {name}", function, logits, labels)
-        if made.shape != (count,):
-            raise _wrong(f"metric {name}", made, {count: "N", num_classes: "C"}, _ONE_EACH)
+        sums |= {name: np.ones(shape, dtype) for name, (shape, dtype) in shapes[0].items()}
+    try:
+        value = row.value({"scores": logits, "labels": labels} if row.of_scores else sums)
+        number = None if value is None else float(value)
+    # The user's own error, with its own traceback.
+    except Exception as error:
+        error.add_note(f"headrace: the value of the metric {row.name} failed on a made-up validation.")
+        raise
+    if number is not None and row.is_share and not -1e-6 <= number <= 1 + 1e-6:
+        raise ConfigError(
+            f"The metric {row.name} is {number:g} of a made-up validation, and its unit is %.",
+            rule="Of the unit % are shares from 0 to 1; they are shown in percent.",
+            remedy="Divide by 100, or leave the unit out.",
+        )
+
+
+def _traced_sums(row: Metric, *given: jax.ShapeDtypeStruct) -> dict[str, tuple[tuple[int, ...], Any]]:
+    assert row.sums is not None
+    try:
+        made = jax.eval_shape(row.sums, *given)
+    # The user's own error, with its own traceback: replacing it would hide the line that is wrong.
+    except Exception as error:
+        error.add_note(f"headrace: the sums of the metric {row.name} failed while JAX traced them.")
+        raise
+    if not isinstance(made, Mapping) or not all(isinstance(each, jax.ShapeDtypeStruct) for each in made.values()):
+        raise ConfigError(
+            f"The sums of the metric {row.name} are a {type(made).__name__}.",
+            rule="The function returns a dict of arrays, {name: sum}.",
+        )
+    return {name: (each.shape, each.dtype) for name, each in made.items()}
+
+
+def refuse_scores(rows: Sequence[Metric]) -> None:
+    """Refuse metrics that need all scores where a validation runs through the stages of a pipeline."""
+    if names := [row.name for row in rows if row.of_scores]:
+        raise ConfigError(
+            f"The metric {names[0]} needs the scores of all images, and validation runs through pipeline stages.",
+            rule="Stages hand on sums, not scores.",
+            remedy="Validate with the whole network on each device (pipeline_validation_model=False), or leave it out.",
+        )
+
+
+def refuse_monitor(run: Run, metrics: Mapping[str, Metric]) -> None:
+    """Refuse to monitor what nobody measures, and a target for what is no share."""
+    if run.monitor not in metrics:
+        raise ConfigError(
+            f"monitor is {run.monitor!r}, and there is no such metric.",
+            rule="It names one of ours, or one that is given with `metrics`.",
+            remedy=did_you_mean(run.monitor, metrics),
+        )
+    if run.target_accuracy is not None and not metrics[run.monitor].is_share:
+        raise ConfigError(
+            f"target_accuracy is given, and monitor is {run.monitor}.",
+            rule="A target accuracy is a share, from 0 to 1.",
+            remedy=f'Give the metric {run.monitor} unit="%", if it is one, or leave target_accuracy out.',
+        )
 
 
 def check_augment(function: AugmentFunction | None, image_hwc: tuple[int, int, int]) -> None:
@@ -166,21 +310,21 @@ class Callback:
 
 @dataclass(frozen=True)
 class EarlyStopping(Callback):
-    """Stop when `patience` validations in a row have brought no better value of the metric `monitor`."""
+    """Stop when `patience` validations in a row have brought no better value of the metric `monitor` (or its name)."""
 
     patience: int
-    monitor: str = "top1"
+    monitor: str | Metric = "top1"
 
     def __post_init__(self) -> None:
         """Refuse a metric that does not exist."""
-        _refuse_unknown(self.monitor)
+        _metric(self.monitor)
 
     def on_validation_end(self, event: ValidationEvent) -> str | None:
         """Stop if the best validation is that many validations ago; of equal ones the first counts."""
-        row = METRICS[self.monitor]
+        row = _metric(self.monitor)
         merits: dict[int, float] = {}
         for record in event.history:
-            value = record.metric(self.monitor)
+            value = record.metric(row.name)
             if value is not None and value == value:  # a NaN is never the best
                 merits[record.step] = max(merits.get(record.step, -math.inf), row.merit(value))
         steps = sorted({record.step for record in event.history})
@@ -201,31 +345,26 @@ class TargetAccuracy(Callback):
     """Stop at the first validation whose accuracy (0 to 1) reaches a target: top-1, or the metric `monitor`."""
 
     accuracy: float
-    monitor: str = "top1"
+    monitor: str | Metric = "top1"
 
     def __post_init__(self) -> None:
         """Refuse a metric that is no accuracy."""
-        _refuse_unknown(self.monitor)
-        if not METRICS[self.monitor].is_share:
+        row = _metric(self.monitor)
+        if not row.is_share:
             raise ConfigError(
-                f"TargetAccuracy was given monitor {self.monitor!r}.",
+                f"TargetAccuracy was given monitor {row.name!r}.",
                 rule="A target is a share from 0 to 1.",
                 remedy=f"Choose one of {', '.join(name for name, row in METRICS.items() if row.is_share)}.",
             )
 
     def on_validation_end(self, event: ValidationEvent) -> str | None:
         """Stop if the accuracy was reached."""
-        row = METRICS[self.monitor]
-        values = [record.metric(self.monitor) for record in event.results.values()]
+        row = _metric(self.monitor)
+        values = [record.metric(row.name) for record in event.results.values()]
         reached = max((value for value in values if value is not None), default=-math.inf)
         if not reached >= self.accuracy:
             return None
         return f"target accuracy: {row.title} {row.text(reached)} reaches {100 * self.accuracy:g} %"
-
-
-def _refuse_unknown(monitor: str) -> None:
-    if monitor not in METRICS:
-        raise ConfigError(f"There is no metric {monitor!r}.", remedy=did_you_mean(monitor, METRICS))
 
 
 CALLBACK = "callback: "  # before a reason to stop, to tell it from the name of a signal
@@ -316,7 +455,7 @@ def _overrides(callback: Callback, event: str) -> bool:
     return getattr(getattr(callback, event), "__func__", None) is not getattr(Callback, event)
 
 
-def callbacks_of(run: Run) -> tuple[Callback, ...]:
+def callbacks_of(run: Run, monitor: Metric) -> tuple[Callback, ...]:
     """Return the callbacks that options ask for."""
-    stopping = () if run.early_stopping is None else (EarlyStopping(run.early_stopping, run.monitor),)
-    return stopping if run.target_accuracy is None else (*stopping, TargetAccuracy(run.target_accuracy, run.monitor))
+    stopping = () if run.early_stopping is None else (EarlyStopping(run.early_stopping, monitor),)
+    return stopping if run.target_accuracy is None else (*stopping, TargetAccuracy(run.target_accuracy, monitor))

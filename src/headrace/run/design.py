@@ -22,7 +22,7 @@ from headrace.data.feeding.order import EVEN_OUT, describe_uneven, refuse_weight
 from headrace.data.sets.samples import first_samples
 from headrace.engine.compiler import decide
 from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
+from headrace.engine.objective import CustomObjective, LossFunction, binary_cross_entropy
 from headrace.engine.optimizer import Update, make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
@@ -37,13 +37,18 @@ from headrace.plan.image_sizes import SizeSpan, size_spans
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.reference.entrance import override
+from headrace.rows.metrics import METRICS, TOP1
+from headrace.rows.row import Metric
 from headrace.run.custom_functions import (
     AugmentFunction,
     Callback,
     Callbacks,
+    Metrics,
     callbacks_of,
     check_augment,
     check_objective,
+    read_metrics,
+    refuse_scores,
 )
 from headrace.run.directory import PARTS
 
@@ -70,13 +75,24 @@ class CustomParts:
     weights: tuple[PyTree, PyTree] | None = None  # (params, stats) in float32; None: drawn with the seed
     callbacks: tuple[Callback, ...] = ()
     loss: LossFunction | None = None
-    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     augment: AugmentFunction | None = None
 
     @property
     def objective(self) -> CustomObjective:
         """What the run minimises and measures."""
-        return CustomObjective(loss=self.loss, metrics=self.metrics)
+        rows = self.metric_rows
+        return CustomObjective(
+            loss=self.loss,
+            metrics={row.name: row.per_image for row in rows if row.per_image is not None},
+            sums={row.name: row.sums for row in rows if row.sums is not None},
+            keeps_scores=any(row.of_scores for row in rows),
+        )
+
+    @property
+    def metric_rows(self) -> tuple[Metric, ...]:
+        """The metrics that code gave, and those of ours that it named."""
+        return read_metrics(self.metrics)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -126,9 +142,19 @@ class Design:
             return objective
         return replace(objective, loss=binary_cross_entropy(learning.bce_target_threshold))
 
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """All metrics of the run by name."""
+        return {**METRICS, **{row.name: row for row in self.custom.metric_rows}}
+
+    @property
+    def monitored(self) -> Metric:
+        """The metric by which validations are compared; top-1 where only the run had the one that it names."""
+        return self.metrics.get(self.config.run.monitor, TOP1)
+
     def callbacks(self) -> Callbacks:
         """Return the callbacks that options and code ask for."""
-        return Callbacks((*callbacks_of(self.config.run), *self.custom.callbacks))
+        return Callbacks((*callbacks_of(self.config.run, self.monitored), *self.custom.callbacks))
 
 
 def design_run(
@@ -150,13 +176,16 @@ def design_run(
     check_kernels(config.compiler.cpu_kernels)
     refuse_weights(config.learning.class_weights, info)
     _refuse_top5(config, info)
-    check_objective(custom.objective, info.num_classes, config.learning.class_weights if config.run.training else ())
+    class_weights = config.learning.class_weights if config.run.training else ()
+    check_objective(custom.loss, custom.metric_rows, info.num_classes, class_weights)
     check_augment(custom.augment, info.image_hwc)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
     # Before the plan: a split inside a block (b1/2/relu) makes two blocks of one, and all numbers are by block.
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
     check_devices_per_replica(plan.devices_per_replica)
+    if plan.pipeline is not None and plan.validation.devices_per_replica > 1:
+        refuse_scores(custom.metric_rows)
     lr_curve = make_lr_curve(
         config.learning,
         global_batch_size=plan.batch.global_batch_size,

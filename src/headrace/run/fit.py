@@ -51,7 +51,7 @@ from headrace.plan.image_sizes import describe_sizes
 from headrace.reference.entrance import override
 from headrace.rows.metrics import class_ratio
 from headrace.run.choices import settle
-from headrace.run.custom_functions import CALLBACK
+from headrace.run.custom_functions import CALLBACK, refuse_monitor
 from headrace.run.design import (
     NOTHING,
     CustomParts,
@@ -103,7 +103,7 @@ from headrace.run.training import CallLength, Calls, Compiled, Placed, open_feed
 from headrace.run.validation import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.metric_totals import CallReader, StartTimes, Timeline, passing_failure_to
-from headrace.telemetry.records import RunStart
+from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
 from headrace.weights.convert import LoadedWeights, table_lines
@@ -520,6 +520,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
     design = design_run(config, custom, group.num_processes)
+    refuse_monitor(config.run, design.metrics)
     devices = partial(start_run_devices, config.run, design.plan.num_devices, group.num_processes)
     drawn = partial(design.network.init, config.run.seed)
     starter = ThreadPoolExecutor(3, thread_name_prefix="start")
@@ -578,7 +579,7 @@ def _open_recorder(
             directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
             stack.enter_context(directory.held())
         else:
-            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best, config.run.monitor)
+            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best, design.monitored)
         if dataset.bad is not None:
             dataset.bad.write_to(directory.path / BAD_FILE)
         saved = saved_form(prepared.resolved, design.custom.record())
@@ -772,4 +773,5 @@ def _run_start(prepared: _Prepared, devices: list[Any]) -> RunStart:
         num_classes=info.num_classes,
         dataset_digest=digest_of_dataset(prepared.identity, info.class_names),
         class_ratio=class_ratio(info.train_counts),
+        asked_metrics=asked_metrics(design.custom.metric_rows),
     )

@@ -35,7 +35,7 @@ from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import first_samples
 from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
-from headrace.engine.objective import STANDARD, CustomObjective, LossFunction, MetricFunction
+from headrace.engine.objective import LossFunction
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group, join_job
 from headrace.model.network import Network
@@ -45,8 +45,8 @@ from headrace.plan.plan import Plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.benchmarks import FoundRates, find_learning_rate
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
-from headrace.run.custom_functions import AugmentFunction, Callback, check_callbacks
-from headrace.run.design import CustomParts, Design, design_run, starting_state
+from headrace.run.custom_functions import AugmentFunction, Callback, Metrics, check_callbacks
+from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
 from headrace.run.export_formats import ExportOptions, export_model, format_of
 from headrace.run.fit import resume as resume_run
@@ -169,7 +169,7 @@ class Model:
             self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
         self._carried: Mapping[str, Any] = {}  # the options of the run that it was loaded from
         self._trained: _Trained | None = None
-        self._objective = STANDARD  # loss and metrics of the last fit
+        self._measured = CustomParts()  # loss and metrics of the last fit
         self._last_options = without_data(self._options)  # those of the last fit, without what names its data
         self._num_samples = (0, 0)  # of the last fit: training, validation
         if self._code_network is not None:
@@ -225,7 +225,7 @@ class Model:
         resume: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         loss: LossFunction | str | None = None,
-        metrics: Mapping[str, MetricFunction] | None = None,
+        metrics: Metrics | None = None,
         augment: AugmentFunction | None = None,
         **options: object,
     ) -> RunResult:
@@ -237,8 +237,9 @@ class Model:
         continues an interrupted run exactly, on the same data.
         Afterwards the model has the weights of the best validation; without validation, those after the last step.
 
-        Functions traced into the step: `loss(logits, targets)` (or its name, "bce") and `metrics` {name: f(logits,
-        labels)} with a value per image, `augment(key, images, labels)` with the images; docs/python.md says more.
+        Functions traced into the step: `loss(logits, targets)` (or its name, "bce"), `metrics` {name: f(logits,
+        labels)} with a value per image (or a list of `headrace.Metric` and of names), and `augment(key, images,
+        labels)` with the images; docs/python.md says more.
         """
         options, loss = (options | {"loss": loss}, None) if isinstance(loss, str) else (options, loss)
         given = full_names(options, self._code_network is not None)
@@ -271,7 +272,7 @@ class Model:
             result = train(resolved, custom)
         self._num_samples = (design.info.num_train, design.info.num_validation)
         self._last_options = without_data(asked)
-        self._objective = custom.objective
+        self._measured = CustomParts(loss=custom.loss, metrics=custom.metrics)
         self._remember(design)
         if result.state is not None:
             epoch = result.step / design.plan.steps.updates_per_epoch
@@ -348,7 +349,7 @@ class Model:
         weights: str = AUTO,
         steps: int | None = None,
         loss: LossFunction | None = None,
-        metrics: Mapping[str, MetricFunction] | None = None,
+        metrics: Metrics | None = None,
         **options: object,
     ) -> Report:
         """Return the report on data given as for fit, each image counted once: num_samples, loss, top1, classes, ...
@@ -370,20 +371,20 @@ class Model:
             refuse_named_data(asked)
             config = self._resolve(asked, by_code=True).config
             dataset = self._array_evaluation(config, given.arrays)
-        last = self._objective
-        objective = replace(last, loss=loss or last.loss, metrics=last.metrics if metrics is None else metrics)
-        design = self._evaluation_design(config, dataset, objective)
+        last = self._measured
+        measured = replace(last, loss=loss or last.loss, metrics=last.metrics if metrics is None else metrics)
+        design = self._evaluation_design(config, dataset, measured)
         if steps is not None:
             count = positive(steps, "steps") * design.plan.validation.batch_size
             part = first_samples(dataset.validation, min(count, len(dataset.validation)))
             dataset = replace(dataset, validation=part, info=replace(dataset.info, num_validation=len(part)))
-            design = self._evaluation_design(config, dataset, objective)
+            design = self._evaluation_design(config, dataset, measured)
         weights = self._chosen(weights)
         state = self._state(design, weights)
         with closing(Validator(design, dataset, _devices(design))) as validator:
             validator.compile(state)
             sums, _ = validator.finish(validator.start(state))[weights]
-        return Report(validation_report(sums, dataset.info.class_names))
+        return Report(validation_report(sums, dataset.info.class_names, design.custom.metric_rows))
 
     def predict(self, images: object, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
         """Return the predictions for image files, folders of them, or an array of images [N, H, W, C]."""
@@ -602,9 +603,9 @@ class Model:
         source = array_source(images, labels, self._known_spec())
         return array_dataset(config.data, self._known_spec(), None, source)
 
-    def _evaluation_design(self, config: Config, dataset: DataSet, objective: CustomObjective = STANDARD) -> Design:
+    def _evaluation_design(self, config: Config, dataset: DataSet, measured: CustomParts = NOTHING) -> Design:
         """Return a run that only validates this dataset."""
-        custom = CustomParts(network=self.network, dataset=dataset, loss=objective.loss, metrics=objective.metrics)
+        custom = replace(measured, network=self.network, dataset=dataset)
         return design_run(with_some_batch(config), custom, current_group().num_processes)
 
     def _chosen(self, weights: str) -> str:

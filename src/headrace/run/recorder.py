@@ -28,7 +28,7 @@ from headrace.engine.visible import describe_machine
 from headrace.report.curve_svg import write_curve
 from headrace.report.run_report import write_run_report
 from headrace.report.run_summary import MACHINE_FILE, read_mapping
-from headrace.rows.metrics import METRICS, OF_CLASSES
+from headrace.rows.metrics import OF_CLASSES
 from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
@@ -387,11 +387,11 @@ class RunRecorder:
     def _run_end(self, ending: "Ending") -> RunEnd:
         entries = self.best.entries()
         goal = self._resolved.config.run.target_accuracy
-        monitor = self._resolved.config.run.monitor
+        monitor = self._design.monitored
         reached = None if goal is None else first_at_target(self.validations, goal, monitor)
         spent = self.timeline.seconds()
         best = best_validation(self.validations, monitor)
-        values = {name: best.metric(name) for name in METRICS} if best else {}
+        values = {name: best.metric(name) for name in self._design.metrics} if best else {}
         return RunEnd(
             step=self.step,
             time=utc_now(),
@@ -503,7 +503,8 @@ class RunRecorder:
             self._elapsed_before += held
         results = {weights: sums for weights, (sums, _) in validator.finish(started).items()}
         seconds = held / len(results)
-        reports = {weights: validation_report(sums, self._design.info.class_names) for weights, sums in results.items()}
+        names, given = self._design.info.class_names, self._design.custom.metric_rows
+        reports = {weights: validation_report(sums, names, given) for weights, sums in results.items()}
         if self._writes:
             self._directory.check()
             write_report(self._report_file(step), reports)
@@ -547,7 +548,7 @@ class RunRecorder:
             self._add_to_best(record)
 
     def _add_to_best(self, record: ValidationRecord) -> None:
-        scored = score_of(record, self._resolved.config.run.monitor)
+        scored = score_of(record, self._design.monitored)
         if scored is not None:
             self.saver.add_score(scored)
 

@@ -26,6 +26,7 @@ from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.plan.steps import StepPlan
 from headrace.reference.entrance import known_options
+from headrace.rows.row import Metric
 from headrace.run.design import BATCH_OPTIONS, NOTHING, CustomParts, Design, design_run
 from headrace.run.directory import PARTS, RunDirectory, custom_parts, parse_run, read_saved, sweep
 from headrace.run.trained_model import find_weights
@@ -219,7 +220,7 @@ def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> No
     )
 
 
-def rewind_run(restored: Restored, keep_best: int, monitor: str) -> Past:
+def rewind_run(restored: Restored, keep_best: int, monitor: Metric) -> Past:
     """Rewind records and the list of the best to the restored step; both may be behind or ahead of it."""
     # Under the run's lock, so that no file of a living process is among them.
     sweep(restored.directory)
@@ -230,7 +231,7 @@ def rewind_run(restored: Restored, keep_best: int, monitor: str) -> Past:
     return past
 
 
-def score_of(record: ValidationRecord, monitor: str) -> ScoredCheckpoint | None:
+def score_of(record: ValidationRecord, monitor: Metric) -> ScoredCheckpoint | None:
     """Return a validation as the score of its checkpoint; None for one without a checkpoint or a number."""
     rank = validation_rank(record, monitor)
     if not record.checkpoint or rank is None:

@@ -37,11 +37,14 @@ from headrace.engine.forward import (
     total_sums,
 )
 from headrace.engine.multiprocess_arrays import in_turn, readable
+from headrace.engine.objective import SCORES
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import ProcessGroup, current_group
 from headrace.model.custom_block import weights_like
 from headrace.reference.entrance import override, resolve
+from headrace.rows.metrics import TOP1
+from headrace.rows.row import Metric
 from headrace.run.choices import definition_remarks, with_choices, with_definition
 from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import from_saved, layout, read_run, saved_form
@@ -165,6 +168,8 @@ class Validator:
                 if name not in prepared:
                     prepared[name] = in_turn(program.prepare(placed, resident, block))
                 sums = in_turn(program(prepared[name], resident, block))
+                if SCORES in sums:  # those of each process's images
+                    sums = sums | {SCORES: jax.tree.map(readable, sums[SCORES])}
                 parts[name].append(sums)
                 launches.append((launched, sums))
         return Started(parts, launches, requested)
@@ -219,7 +224,7 @@ class Validated:
     problem: str = ""
     images: str = ""  # of image files: their path and how the splits were separated
     remarks: tuple[str, ...] = ()  # of weights from elsewhere: lines for the user
-    monitor: str = "top1"  # the metric by which the run compares its checkpoints
+    monitor: Metric = TOP1  # by which the run compares its checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +290,7 @@ def validate(
                 report_file=report_file,
                 images=design.info.place,
                 remarks=found.remarks,
-                monitor=config.run.monitor,
+                monitor=design.monitored,
             )
     if not num_good:
         raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")

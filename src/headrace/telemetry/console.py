@@ -18,7 +18,8 @@ from rich.text import Text
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.process import leave_closed_pipe, leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration, format_percent
-from headrace.rows.metrics import METRICS
+from headrace.rows.metrics import METRICS, TOP1
+from headrace.rows.row import Metric
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,
@@ -56,7 +57,7 @@ class LineFormatter:
                 self._pace_from = self._pace_from or record
                 return self.train_line(record)
             case ValidationRecord():
-                rank = validation_rank(record, self.run.monitor if self.run else "top1")
+                rank = validation_rank(record, self.run.monitored if self.run else TOP1)
                 is_best = rank is not None and (self.best is None or rank > self.best)
                 self.best = rank if is_best else self.best
                 return validation_line(record, self.run) + ("  best so far" if is_best else "")
@@ -77,7 +78,7 @@ class LineFormatter:
             f"step {record.step}" + (f"/{self.run.total_steps}" if self.run else ""),
             f"loss {record.loss:.4f}",
             f"top-1 {format_percent(record.accuracy)}",
-            *_metric_parts(record),
+            *_metric_parts(record, self.run),
             f"lr {record.learning_rate:.4g}",
         ]
         if record.images_per_second is not None:
@@ -122,20 +123,24 @@ def validation_line(record: ValidationRecord, run: RunStart | None = None) -> st
     if record.top5 is not None:
         parts.append(f"top-5 {format_percent(record.top5)}")
     seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
-    shown = run.class_metrics if run else ()
+    shown = run.metrics_beside if run else ()
     parts += [f"{row.title} {row.text(value)}" for row in shown if (value := record.metric(row.name)) is not None]
-    parts += [f"loss {record.loss:.4f}", *_metric_parts(record), f"({record.num_samples:,} images, {seconds} s)"]
+    parts += [f"loss {record.loss:.4f}", *_metric_parts(record, run), f"({record.num_samples:,} images, {seconds} s)"]
     return "  ".join(parts)
 
 
-def _metric_parts(record: TrainRecord | ValidationRecord) -> list[str]:
-    return [f"{name} {value:.4g}" for name, value in record.metrics.items() if name not in METRICS]
+def _metric_parts(record: TrainRecord | ValidationRecord, run: RunStart | None) -> list[str]:
+    """Return what code measured: in training; in validation, of runs that did not record what that is."""
+    known = run.metrics if run else METRICS
+    if isinstance(record, ValidationRecord):
+        return [f"{name} {value:.4g}" for name, value in record.metrics.items() if name not in known]
+    rows = {name: known.get(name) or Metric(name=name) for name in record.metrics}
+    return [f"{row.title} {row.text(record.metrics[name])}" for name, row in rows.items()]
 
 
 def best_text(best: Mapping[str, float | None], run: RunStart | None) -> str:
     """Return the metrics of a run's best validation: the monitored one, top-1, and those of uneven classes."""
-    first = METRICS[run.monitor if run and run.monitor in METRICS else "top1"]
-    rows = dict.fromkeys((first, METRICS["top1"], *(run.class_metrics if run else ())))
+    rows = dict.fromkeys((run.monitored, TOP1, *run.metrics_beside) if run else (TOP1,))
     texts = [f"{row.title} {row.text(value)}" for row in rows if (value := best.get(row.name)) is not None]
     return f"best {', '.join(texts)}" if texts else ""
 

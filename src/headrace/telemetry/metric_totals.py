@@ -18,6 +18,8 @@ from headrace.core.units import format_duration
 from headrace.engine.devices import CompileCounts
 from headrace.engine.objective import SUMS, metric_sums
 from headrace.plan.plan import Plan
+from headrace.rows.metrics import TOP1
+from headrace.rows.row import Metric
 from headrace.telemetry.records import Record, TrainRecord, ValidationRecord
 
 # wait: for training data; wait_validation: for validation data; save: only while nothing trains because of it.
@@ -285,12 +287,12 @@ class Throughput:
 
 
 def first_at_target(
-    records: Iterable[Record], target_accuracy: float, monitor: str = "top1"
+    records: Iterable[Record], target_accuracy: float, monitor: Metric = TOP1
 ) -> ValidationRecord | None:
     """Return the first validation that reached the target; its `elapsed_seconds` is the time to the target."""
     for record in records:
         if isinstance(record, ValidationRecord):
-            value = record.metric(monitor)
+            value = record.metric(monitor.name)
             if value is not None and value >= target_accuracy:
                 return record
     return None

@@ -16,9 +16,9 @@ import numpy as np
 from headrace.core.errors import CheckpointError
 from headrace.core.files import parse_json, sync_directory, write_atomic
 from headrace.core.units import format_duration
-from headrace.engine.objective import metric_sums
-from headrace.rows.metrics import METRICS, OF_CLASSES, UNEVEN
-from headrace.rows.row import MetricRow
+from headrace.engine.objective import SCORES, given_sums, metric_sums
+from headrace.rows.metrics import METRICS, OF_CLASSES, TOP1, UNEVEN
+from headrace.rows.row import Metric
 
 # Records of a run as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
 #
@@ -49,7 +49,7 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Return {"kind": ..., field: value}, still with floats that may not be finite."""
         values = {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if name != "metrics" or value}
+        return {name: value for name, value in values.items() if name not in ("metrics", "asked_metrics") or value}
 
     def to_json(self) -> str:
         """Return the record as one line of JSON, without the line's end."""
@@ -91,12 +91,26 @@ class RunStart(Record):
     num_classes: int | None = None
     dataset_digest: str = ""
     class_ratio: float | None = None  # training images of the largest class by those of the smallest
+    # Those that code asked for: name, title, unit and better of each.
+    asked_metrics: tuple[dict[str, str], ...] = ()
 
     @property
-    def class_metrics(self) -> tuple[MetricRow, ...]:
-        """The metrics that are shown beside top-1: those of classes where these are uneven, and the one monitored."""
+    def metrics(self) -> Mapping[str, Metric]:
+        """All metrics of the run by name, ours and those that code gave."""
+        return metrics_of(self.asked_metrics)
+
+    @property
+    def monitored(self) -> Metric:
+        """The metric by which validations are compared."""
+        return self.metrics.get(self.monitor, TOP1)
+
+    @property
+    def metrics_beside(self) -> tuple[Metric, ...]:
+        """Those shown beside top-1: of classes where these are uneven, the one monitored, and what code asked for."""
         uneven = (self.class_ratio or 1.0) >= UNEVEN
-        return tuple(row for row in OF_CLASSES if uneven or row.name == self.monitor)
+        asked = {each.get("name") for each in self.asked_metrics} | {self.monitor}
+        rows = (row for row in self.metrics.values() if not row.has_field)
+        return tuple(row for row in rows if row.name in asked or (uneven and row in OF_CLASSES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +122,7 @@ class TrainRecord(Record):
     loss: float
     accuracy: float
     top5: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # custom ones
+    metrics: dict[str, float] = field(default_factory=dict)  # those that code gave
     learning_rate: float
     grad_norm: float | None = None
     images_per_second: float | None = None
@@ -129,7 +143,7 @@ class ValidationRecord(Record):
     loss: float
     top1: float
     top5: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # those of classes, and custom ones
+    metrics: dict[str, float] = field(default_factory=dict)  # those of classes, and those that code gave
     num_samples: int
     seconds: float
     images_per_second: float | None = None
@@ -143,30 +157,30 @@ class ValidationRecord(Record):
 
     def metric(self, name: str) -> float | None:
         """Return the value of a metric, None where there is none: records of earlier versions have fewer."""
-        return getattr(self, name) if METRICS[name].has_field else self.metrics.get(name)
+        return getattr(self, name) if name in METRICS and METRICS[name].has_field else self.metrics.get(name)
 
 
-def validation_rank(record: ValidationRecord, monitor: str) -> tuple[float, float, int, bool] | None:
+def validation_rank(record: ValidationRecord, monitor: Metric) -> tuple[float, float, int, bool] | None:
     """Return what validations are compared by, more is better; None without a number, which is never the best.
 
     The metric; of equal ones the lower loss, then the earlier, then raw weights.
     """
-    value = record.metric(monitor)
+    value = record.metric(monitor.name)
     if value is None or not math.isfinite(value):
         return None
     loss = -record.loss if math.isfinite(record.loss) else -math.inf
-    return METRICS[monitor].merit(value), loss, -record.step, record.weights == "raw"
+    return monitor.merit(value), loss, -record.step, record.weights == "raw"
 
 
-def report_rank(report: Mapping[str, Any], monitor: str) -> tuple[float, float] | None:
+def report_rank(report: Mapping[str, Any], monitor: Metric) -> tuple[float, float] | None:
     """Return what validation reports are compared by, as `validation_rank`; None without a number."""
-    value, loss = report.get(monitor), report.get("loss")
+    value, loss = {**report.get("metrics", {}), **report}.get(monitor.name), report.get("loss")
     if value is None or not math.isfinite(value):
         return None
-    return METRICS[monitor].merit(value), -loss if loss is not None and math.isfinite(loss) else -math.inf
+    return monitor.merit(value), -loss if loss is not None and math.isfinite(loss) else -math.inf
 
 
-def best_validation(records: Iterable[Record], monitor: str = "top1") -> ValidationRecord | None:
+def best_validation(records: Iterable[Record], monitor: Metric = TOP1) -> ValidationRecord | None:
     """Return the best validation of raw or averaged weights."""
     ranked = [
         (rank, record)
@@ -177,10 +191,30 @@ def best_validation(records: Iterable[Record], monitor: str = "top1") -> Validat
     return max(ranked, key=lambda each: each[0])[1] if ranked else None
 
 
-def monitor_of(records: Iterable[Record]) -> str:
+def monitor_of(records: Iterable[Record]) -> Metric:
     """Return the metric by which a run compares its validations."""
-    starts = [record.monitor for record in records if isinstance(record, RunStart) and record.monitor in METRICS]
-    return starts[-1] if starts else "top1"
+    starts = [record for record in records if isinstance(record, RunStart)]
+    return starts[-1].monitored if starts else TOP1
+
+
+def metrics_of(asked: Iterable[Mapping[str, str]]) -> dict[str, Metric]:
+    """Return all metrics of a run by name: ours, and those that records say code asked for."""
+    given = {
+        each["name"]: Metric(
+            name=each["name"],
+            title=each.get("title", ""),
+            unit=each.get("unit", ""),
+            better="less" if each.get("better") == "less" else "more",
+        )
+        for each in asked
+        if "name" in each
+    }
+    return {**METRICS, **{name: row for name, row in given.items() if name not in METRICS}}
+
+
+def asked_metrics(rows: Iterable[Metric]) -> tuple[dict[str, str], ...]:
+    """Return metrics that code asked for, as records keep them."""
+    return tuple({"name": row.name, "title": row.title, "unit": row.unit, "better": row.better} for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +330,7 @@ def parse_records(lines: bytes, where: str) -> list[Record]:
 
 @cache
 def _field_kinds(record: type[Record]) -> dict[str, str]:
-    """Return {field: "int" | "float" | "str" | "dict"}, followed by ? if None is allowed."""
+    """Return {field: "int" | "float" | "str" | "dict" | "tuple"}, followed by ? if None is allowed."""
     hints = typing.get_type_hints(record)
     kinds = {}
     for f in fields(record):
@@ -334,6 +368,8 @@ def _plain(value: Any, kind: str) -> Any:
     base = kind.removesuffix("?")
     if base == "dict":
         return {str(key): float(item) for key, item in dict(value).items()}
+    if base == "tuple":
+        return tuple({str(key): str(item) for key, item in dict(each).items()} for each in value)
     if base == "str" and not isinstance(value, str):
         raise TypeError(f"expected text, not {value!r}")
     if base == "int" and (isinstance(value, str) or int(value) != value):
@@ -439,8 +475,12 @@ class Sink:
 _MOST_CONFUSED = 10
 
 
-def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
+def validation_report(
+    sums: Mapping[str, Any], class_names: Sequence[str], given: Iterable[Metric] = ()
+) -> dict[str, Any]:
     """Return the report for sums over a validation set: loss, top1, top5, count, confusion[true class, predicted].
+
+    `given` are the metrics that code gave, of which the sums have what they need.
 
     Classes without samples have no recall (null) and do not enter the balanced accuracy; classes that were never
     predicted have no precision.
@@ -453,7 +493,8 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
         raise ValueError(f"the confusion matrix holds {confusion.sum()} samples, the sums {count}")
     exact = {**sums, "confusion": confusion, "count": count, "top1": correct}
     classes = [_class_row(name, confusion, k) for k, name in enumerate(class_names)]
-    custom = {name: float(total) / count for name, total in metric_sums(sums).items() if count}
+    values = {row.name: given_value(row, exact) for row in given if row.name not in METRICS} if count else {}
+    custom = {name: value for name, value in values.items() if value is not None}
     return {
         "num_samples": count,
         **{row.name: row.value(exact) for row in METRICS.values() if row.has_field},
@@ -464,6 +505,14 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
         "most_confused": _most_confused(confusion, class_names),
         "confusion_matrix": confusion.tolist(),
     }
+
+
+def given_value(row: Metric, sums: Mapping[str, Any]) -> float | None:
+    """Return the value of a metric that code gave."""
+    if row.per_image is not None:
+        return float(metric_sums(sums)[row.name]) / float(sums["count"])
+    value = row.value(sums[SCORES] if row.of_scores else {**sums, **given_sums(sums, row.name)})
+    return None if value is None else float(value)
 
 
 def report_file(run_dir: Path, step: int) -> Path:

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.rows.metrics import OF_CLASSES
+from headrace.rows.metrics import METRICS, OF_CLASSES
+from headrace.rows.row import Metric
 from headrace.telemetry.console import LineFormatter
 from headrace.telemetry.records import (
     LOG_FILE,
@@ -25,9 +26,11 @@ from headrace.telemetry.records import (
     LineFile,
     Note,
     Record,
+    RunStart,
     Sink,
     TrainRecord,
     ValidationRecord,
+    metrics_of,
     read_records,
     replace_file,
 )
@@ -39,12 +42,15 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 
 
-def _percent_of(name: str, record: ValidationRecord) -> float | None:
-    value = record.metric(name)
-    return None if value is None else 100 * value
+Columns = Mapping[str, Callable[[ValidationRecord], Any]]
 
 
-VALIDATION_COLUMNS: Mapping[str, Callable[[ValidationRecord], Any]] = {
+def _shown(row: Metric, record: ValidationRecord) -> float | None:
+    value = record.metric(row.name)
+    return 100 * value if row.is_share and value is not None else value
+
+
+VALIDATION_COLUMNS: Columns = {
     "name": lambda r: r.checkpoint,
     "iteration": lambda r: r.step,
     "epoch": lambda r: r.epoch,
@@ -55,7 +61,14 @@ VALIDATION_COLUMNS: Mapping[str, Callable[[ValidationRecord], Any]] = {
     "weights": lambda r: r.weights,
     "loss": lambda r: r.loss,
     "top5": lambda r: None if r.top5 is None else 100 * r.top5,
-} | {row.column: partial(_percent_of, row.name) for row in OF_CLASSES}
+} | {row.column: partial(_shown, row) for row in OF_CLASSES}
+
+
+def validation_columns(records: Iterable[Record]) -> Columns:
+    """Return the columns of validation.csv, with those of the metrics that code asked for at the end."""
+    asked = [each for record in records if isinstance(record, RunStart) for each in record.asked_metrics]
+    rows = [row for row in metrics_of(asked).values() if row.name not in METRICS]
+    return {**VALIDATION_COLUMNS, **{row.column: partial(_shown, row) for row in rows}}
 
 
 @dataclass
@@ -88,8 +101,8 @@ class TrainingTable:
         return [self.row(record) for record in records if isinstance(record, TrainRecord)]
 
 
-def validation_row(record: ValidationRecord) -> list[str]:
-    return [cell(column(record)) for column in VALIDATION_COLUMNS.values()]
+def validation_row(record: ValidationRecord, columns: Columns) -> list[str]:
+    return [cell(column(record)) for column in columns.values()]
 
 
 def cell(value: object) -> str:
@@ -133,17 +146,27 @@ class CsvSink(Sink):
     """training.csv and validation.csv, rebuilt from the past records and then appended to."""
 
     def __init__(self, run_dir: Path | str, past: Iterable[Record] = ()) -> None:
-        run_dir = Path(run_dir)
-        self._table = write_tables(run_dir, list(past))
-        self._training = LineFile(run_dir / TRAINING_FILE)
-        self._validation = LineFile(run_dir / VALIDATION_FILE)
+        self._run_dir, self._past = Path(run_dir), list(past)
+        self._open()
+
+    def _open(self) -> None:
+        self._table = write_tables(self._run_dir, self._past)
+        self._columns = validation_columns(self._past)
+        self._training = LineFile(self._run_dir / TRAINING_FILE)
+        self._validation = LineFile(self._run_dir / VALIDATION_FILE)
 
     def write(self, record: Record) -> None:
         """Append a row for a training or validation record."""
-        if isinstance(record, TrainRecord):
+        if isinstance(record, RunStart):
+            # The first record of a process, which says what else is measured: before any row is appended.
+            self._past.append(record)
+            if list(validation_columns(self._past)) != list(self._columns):
+                self.close()
+                self._open()
+        elif isinstance(record, TrainRecord):
             self._training.write(_join(self._table.row(record)))
         elif isinstance(record, ValidationRecord):
-            self._validation.write(_join(validation_row(record)))
+            self._validation.write(_join(validation_row(record, self._columns)))
 
     def sync(self) -> None:
         """Wait until the disk has both tables."""
@@ -251,7 +274,9 @@ def write_tables(run_dir: Path, records: list[Record]) -> TrainingTable:
     """Write both CSV files from scratch, each atomically; return the table, ready for the next row."""
     table = TrainingTable()
     training = [list(TRAINING_COLUMNS), *table.rows(records)]
-    validation = [list(VALIDATION_COLUMNS), *(validation_row(r) for r in records if isinstance(r, ValidationRecord))]
+    columns = validation_columns(records)
+    rows = (validation_row(record, columns) for record in records if isinstance(record, ValidationRecord))
+    validation = [list(columns), *rows]
     for name, rows in ((TRAINING_FILE, training), (VALIDATION_FILE, validation)):
         replace_file(run_dir / name, "".join(_join(row) + "\n" for row in rows).encode())
     return table
