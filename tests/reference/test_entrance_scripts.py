@@ -192,3 +192,36 @@ def test_requirements_name_all_that_the_documents_say_is_installed():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NEEDED"
     )
     assert {imported.get(name, name) for name in named} | {"jaxlib"} == set(needed)
+
+
+PLANNED = {
+    "train --dataset imagenet --model-size 50 --batch-size 2 --shards 2 --pipeline --pipeline-splits b2/3/relu "
+    "--gradient-accumulation-count 8": (2, 8),
+    "train --model cifar_resnet8 --micro-batch-size 32": (32, 1),
+    "efficientnet_CIFAR10_train_gpu": (192, 1),
+}
+
+
+@pytest.mark.parametrize("line", PLANNED)
+def test_a_script_plans_its_own_command_line(line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script, *words = line.split()
+    assert run_script(script, [*words, "--plan", "--json"]) == 0
+    batch = json.loads(capsys.readouterr().out)["batch"]
+    assert (batch["micro_batch_size"], batch["gradient_accumulation_count"]) == PLANNED[line]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", ["--restore-path runs/a", "--synthetic-data"])
+def test_only_a_training_is_planned(words, capsys):
+    assert run_script("validation", [*words.split(), "--plan"]) == 2
+    assert "What can be planned is a training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("platform", "is_idle"), [("cuda", False), ("cpu", True), ("tpu", True)])
+def test_a_plan_speaks_of_the_platform_that_was_asked_for(platform, is_idle, capsys):
+    words = f"--model cifar_resnet8 --available-memory-proportion 60 --platform {platform} --plan"
+    assert run_script("train", words.split()) == 0
+    told = capsys.readouterr().err
+    assert (f"without effect on {platform}: available_memory_proportion" in told) is is_idle
+    assert is_idle or "without effect" not in told

@@ -4,15 +4,15 @@ import argparse
 import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.config.field import Option, option_names, options_of
 from headrace.config.schema import usage_of
 from headrace.core.errors import ConfigError, nearest
-from headrace.reference.entrance import ALL_SECTIONS, known_options
+from headrace.reference.entrance import ALL_SECTIONS, ApplicationHelp, known_options
 from headrace.rows.curves import CURVES
 from headrace.rows.optimizers import OPTIMIZERS
-from headrace.rows.values import BOOL
+from headrace.rows.values import BOOL, format_value
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 REFERENCE_GROUP = "reference"
@@ -56,6 +56,7 @@ class Screen:
     groups: tuple[str, ...] = _EVERYTHING
     without: frozenset[str] = frozenset()
     strict: bool = False
+    application: ApplicationHelp | None = None
 
 
 _DEVICE = {
@@ -323,6 +324,11 @@ def find_request(argv: Iterable[str]) -> HelpRequest | None:
     return HelpRequest(about=about or follows)
 
 
+def without_help(argv: Iterable[str]) -> list[str]:
+    """Return an argv without the words that ask for help."""
+    return [word for word in argv if word.partition("=")[0].replace("_", "-") not in (*HELP, HELP_ALL)]
+
+
 def screen_of(prog: str) -> Screen:
     """Return the help of a command, such as `headrace train`."""
     return SCREENS.get(prog.removeprefix("headrace "), OTHER)
@@ -330,19 +336,31 @@ def screen_of(prog: str) -> Screen:
 
 def has_effect(screen: Screen, option: Option) -> bool:
     """Say whether a command makes use of an option; those of the reference stand for others."""
-    return option.section == REFERENCE_GROUP or (option.section in screen.groups and option.name not in screen.without)
+    if option.name in screen.without:
+        return False
+    return option.section == REFERENCE_GROUP or option.section in screen.groups
 
 
-def help_text(prog: str, parser: argparse.ArgumentParser, request: HelpRequest) -> str:
-    """Return the help that is asked for; `parser` has the arguments that only this command has."""
+def help_text(
+    prog: str, parser: argparse.ArgumentParser, request: HelpRequest, application: ApplicationHelp | None = None
+) -> str:
+    """Return the help that is asked for; `parser` has the arguments that only this command has.
+
+    Of an application of the reference it says that one's defaults, and what names mean there.
+    """
     width = max(60, min(shutil.get_terminal_size((100, 40)).columns, 120))
     screen = screen_of(prog)
+    if application:
+        screen = replace(screen, examples=(), without=screen.without | application.hidden, application=application)
     if request.about:
         return "\n".join(_about(prog, screen, request.about, width))
     words = [(action.metavar or action.dest, action.nargs) for action in parser._actions if not action.option_strings]
     usage = [f"usage: {prog}", *(f"[{word}]" if nargs == "?" else f"{word}" for word, nargs in words), "[options]"]
+    if application:
+        usage.insert(1, f"--application {application.name}")
     lines = [" ".join(usage), ""]
-    lines += textwrap.wrap(screen.about or parser.description or "", width)
+    about = application.about if application and prog == "headrace train" else screen.about
+    lines += textwrap.wrap(about or parser.description or "", width)
     if screen.examples:
         lines += ["", "examples:", *_examples(screen.examples)]
     lines += _own_arguments(parser, width)
@@ -371,7 +389,8 @@ def _about(prog: str, screen: Screen, about: str, width: int) -> list[str]:
     spelled = option_names(known_options()).get(name)
     option = known_options().get(spelled.name) if spelled else None
     if option is not None and has_effect(screen, option):
-        return [*_option_lines(option, width), f"(group {option.section}: {prog} --help {option.section})"]
+        group = f"(group {option.section}: {prog} --help {option.section})"
+        return [*_option_lines(option, width, screen.application), group]
     guess = nearest(name, [*screen.groups, *option_names(known_options())])
     raise ConfigError(
         f"{prog} has no group of options, and no option, named {about}.",
@@ -398,7 +417,7 @@ def _group(screen: Screen, group: str, width: int) -> list[str]:
     lines = textwrap.wrap(f"{group}: {ALL_SECTIONS[group].__doc__}", width)
     for option in options_of(group, ALL_SECTIONS[group]).values():
         if has_effect(screen, option):
-            lines += _option_lines(option, width)
+            lines += _option_lines(option, width, screen.application)
     return lines
 
 
@@ -413,11 +432,15 @@ def _other_names(screen: Screen, width: int) -> list[str]:
     return ["", "other names of these options:", *_columns(named, width)]
 
 
-def _option_lines(option: Option, width: int) -> list[str]:
+def _option_lines(option: Option, width: int, application: ApplicationHelp | None) -> list[str]:
+    told, default = option.help, option.default_text
+    if application:
+        told = application.meanings.get(option.name, told)
+        default = application.defaults.get(option.name, format_value(option.default))  # nothing is chosen there
     name, choices = usage_of(option), ""
     if len(name) + _NAME_COLUMN > width:  # too many choices for a line: they are named in the text
         name, choices = f"{option.flag} NAME", f" One of {', '.join(option.choices)}."
-    return _columns({name: f"{option.help}{choices} [{option.default_text}]"}, width)
+    return _columns({name: f"{told}{choices} [{default}]"}, width)
 
 
 def _short_usage(row: str) -> str:

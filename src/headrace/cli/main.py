@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(script: str, argv: Sequence[str] | None = None) -> int:
     """Run a script of the reference by its name; return the exit code."""
-    from headrace.reference.entrance import SCRIPTS
+    from headrace.reference.entrance import words_of
 
     def words() -> list[str]:
         # Their options are not among those of the first screen of help.
         given = list(sys.argv[1:] if argv is None else argv)
-        return [HELP_ALL if word in HELP else word for word in SCRIPTS[script](given)]
+        return [HELP_ALL if word in HELP else word for word in words_of(script, given)]
 
     return report(words) if argv is not None else _run_process(words)
 

@@ -12,14 +12,20 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.cli.help import find_request, has_effect, help_text, screen_of
+from headrace.cli.help import find_request, has_effect, help_text, screen_of, without_help
 from headrace.config.field import normalise_name, option_names
 from headrace.config.load import Resolved
 from headrace.config.schema import Extra, build_parser, take_options
 from headrace.config.section_run import PLATFORMS
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text
-from headrace.reference.entrance import known_options, resolve
+from headrace.reference.entrance import (
+    ApplicationHelp,
+    application_help,
+    known_options,
+    names_application,
+    resolve,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +155,7 @@ def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, descr
     """Parse an argv without a configuration, for commands that start from a saved one."""
     parser = build_parser(prog, extra, description)
     if request := find_request(argv):
-        print(help_text(prog, parser, request))
+        print(help_text(prog, parser, request, _application_of(argv, parser)))
         raise SystemExit(0)
     options, left = take_options(argv, parser, known_options())
     args, unknown = parser.parse_known_intermixed_args(left)
@@ -165,6 +171,13 @@ def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, descr
     parsed = Parsed(options=options, args=args)
     _note_without_effect(prog, options)
     return parsed
+
+
+def _application_of(argv: list[str], parser: argparse.ArgumentParser) -> ApplicationHelp | None:
+    """Return what the application that a call for help names says otherwise."""
+    if not names_application(argv, by_config=False):
+        return None
+    return application_help(take_options(without_help(argv), parser, known_options())[0])
 
 
 def _note_without_effect(prog: str, options: Mapping[str, object]) -> None:

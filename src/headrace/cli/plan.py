@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     import jax
 
     from headrace.config.checks import check_start
-    from headrace.config.section_run import describe_without_effect
+    from headrace.config.section_run import BACKENDS, describe_without_effect
     from headrace.engine.visible import visible_devices
     from headrace.plan.draw.diagram import check_diagram_file, write_diagram
     from headrace.plan.image_sizes import describe_sizes
@@ -45,9 +45,9 @@ def main(argv: list[str]) -> int:
     design = design_run(resolved.config, num_processes=args.num_processes, absent_ok=True)
     if args.schedule_file:
         write_diagram(args.schedule_file, _tables(design))
-    idle = describe_without_effect(
-        resolved.config, visible_devices(resolved.config.run.platform).platform, resolved.origins
-    )
+    platform = resolved.config.run.platform  # asked for by name, it need not be on this machine
+    backend = BACKENDS.get(platform) or visible_devices(platform).platform
+    idle = describe_without_effect(resolved.config, backend, resolved.origins)
     resolved = replace(resolved, notes=(*resolved.notes, *idle))
     if args.json:
         uneven = uneven_remarks(resolved.config, design.info)

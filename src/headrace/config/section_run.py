@@ -472,12 +472,13 @@ COMPILER_RULES = (
         broken=lambda facts: any(value < 1 for value in facts.config.compiler.available_memory_proportion),
         problem=lambda facts: f"{facts.describe('available_memory_proportion')}.",
         rule="It is a percentage (15), not a fraction (0.15).",
-        remedy="Multiply it by 100.",
+        remedy="Multiply it by 100, or add --application tf1, where it is a fraction.",
     ),
 )
 
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
 EVERYWHERE = (CPU, GPU, TPU)
+BACKENDS = {"cpu": CPU, "cuda": GPU, "rocm": GPU, "tpu": TPU}  # of the platforms that name one; auto does not
 _ONLY_GPU = "Only XLA's GPU backend has a limit to set for this."
 
 

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import load
-from headrace.config.field import CODE, Option, Origin, normalise_name, option_names
+from headrace.config.field import CODE, DEFAULT, Option, Origin, normalise_name, option_names
 from headrace.config.layers import Given, Layer
 from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
@@ -14,8 +15,9 @@ from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json
 from headrace.core.local_path import local_text
-from headrace.reference.tables import Reference
-from headrace.reference.translate import REFERENCE_TIES, has_defaults, reword, translate
+from headrace.reference.tables import MEANS_IN_TF1, ROWS, TABLE, Reference
+from headrace.reference.translate import REFERENCE_TIES, application_defaults, has_defaults, reword, translate
+from headrace.rows.values import format_value
 
 if TYPE_CHECKING:
     from headrace.weights.published import WeightFacts
@@ -165,6 +167,9 @@ _NOT_TF1_NAMES = """
 _NOT_TF1 = frozenset(_NOT_TF1_NAMES.split())
 
 
+_MODEL_NAMES = ("model", "model_name")
+
+
 def detect_application(argv: Sequence[str]) -> str:
     """Return tf1 if an option of the first application is among the arguments, else tf2."""
     options = known_options()
@@ -174,17 +179,63 @@ def detect_application(argv: Sequence[str]) -> str:
         for name, spelled in known.items()
         if options[spelled.name].section == "reference" and spelled.name not in _NOT_TF1
     }
-    for argument in argv:
+    for argument, following in zip(argv, [*argv[1:], ""], strict=False):
         # After it nothing is an option.
         if argument == "--":
             break
         if argument.startswith("--"):
-            name = normalise_name(argument[2:].partition("=")[0])
+            written, _, value = argument[2:].partition("=")
+            name = normalise_name(written)
             exact = name in known or name in tf1
             meant = [name] if exact else [full for full in (*known, *tf1) if full.startswith(name)]
             if meant and all(full in tf1 for full in meant):
                 return "tf1"
+            # A family as a whole is a model there alone: the other application has networks of a size.
+            if name in _MODEL_NAMES and (value or following) in TABLE:
+                return "tf1"
     return "tf2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationHelp:
+    """What help says otherwise in an application: defaults as texts, other meanings, and options it does not have."""
+
+    name: str
+    about: str
+    defaults: Mapping[str, str]
+    meanings: Mapping[str, str]
+    hidden: frozenset[str]
+
+
+_DECIDING = ("application", "model_name", "dataset", "dataset_path", "optimizer")  # what its defaults depend on
+
+
+def application_help(options: Mapping[str, object]) -> ApplicationHelp | None:
+    """Return what help says of the application that a command line names, with the network that it names; else None."""
+    resolved = resolve({name: options[name] for name in _DECIDING if name in options}, "none", environ={})
+    application = resolved.source["application"].value if "application" in resolved.source else "headrace"
+    if application == "headrace":
+        return None
+    config, ours = load.to_flat(resolved.config), known_options()
+    theirs = application_defaults(application, resolved.given())
+    defaults = {
+        name: format_value(config[name]) for name, origin in resolved.origins.items() if origin.kind != DEFAULT.kind
+    }
+    defaults |= {name: format_value(value) for name, value in theirs.items() if name not in ("model_name", "dataset")}
+    moved = MEANS_IN_TF1 if application == "tf1" else {}
+    defaults |= {name: defaults[other] for name, (other, _) in moved.items() if other in defaults}
+    place = "" if config["dataset"] == "auto" else f" on {config['dataset']}"
+    run = f"{config['model_name']}{place}, {config['num_epochs']} epoch{'s' * (config['num_epochs'] != 1)}"
+    which = "first" if application == "tf1" else "second"
+    return ApplicationHelp(
+        name=application,
+        about=f"Train a network as the {which} application of the reference does, with its option names, meanings and "
+        f"defaults. With the network and dataset given here: {run}, micro batches of "
+        f"{config['micro_batch_size']}, precision {config['precision']}, optimizer {config['optimizer']}.",
+        defaults=defaults,
+        meanings={name: told or ours[other].help for name, (other, told) in moved.items()},
+        hidden=frozenset(row.option for row in ROWS if row.tf1_only) if application == "tf2" else frozenset(),
+    )
 
 
 def with_application(argv: Sequence[str]) -> list[str]:
@@ -209,6 +260,23 @@ EFFICIENTNET = "efficientnet_cifar10_pipeline"
 ONE_DEVICE = ("--pipeline-splits", "0", "--micro-batch-size", "192", "--gradient-accumulation-count", "1")
 CONFIGS_FILE = "configs.yml"
 _SYNTHETIC = ("--generated-data", "--synthetic-data")
+
+
+PLAN = "--plan"
+
+
+def words_of(script: str, argv: list[str]) -> list[str]:
+    """Return the words of our command that a script makes of its own; with --plan it plans instead of training."""
+    words = SCRIPTS[script]([word for word in argv if word != PLAN])
+    if PLAN not in argv or not words:
+        return words
+    if words[0] != "train":
+        raise ConfigError(
+            f"{PLAN} is given, but this would be `headrace {words[0]}`.",
+            rule="What can be planned is a training.",
+            remedy=f"Leave {PLAN} out.",
+        )
+    return ["plan", *words[1:]]
 
 
 def train(argv: list[str]) -> list[str]:
@@ -330,7 +398,7 @@ def _for_application(argv: list[str]) -> list[str]:
     if name is None or file is None:
         return with_application(argv)
     block = choose_block(name, file)
-    arguments = [*(f"--{entry.key}" for entry in block.merged + block.own), *argv]
+    arguments = [*(f"--{entry.key}={entry.value}" for entry in block.merged + block.own), *argv]
     if names_application(arguments, by_config=False):
         return argv
     return [*argv, "--application", detect_application(arguments)]

@@ -349,6 +349,17 @@ ROWS = (
 BY_OPTION: Mapping[str, OptionRow] = {row.option: row for row in ROWS}
 
 
+# Ordinary options whose names mean another option in tf1, and what they say there where that is not its help.
+MEANS_IN_TF1: Mapping[str, tuple[str, str]] = {
+    "batch_size": ("micro_batch_size", "Images that one replica processes in one forward and backward pass."),
+    "weight_decay": ("l2_regularization", ""),
+    "available_memory_proportion": (
+        "available_memory_proportion",
+        "Share of the device's memory that the compiler plans with, as a fraction: 0.15.",
+    ),
+}
+
+
 # The defaults of the reference's first application (tf1), by model family and dataset, and of its second (tf2).
 #
 # Where its documents state a default, it is that one (tests/seeds/options.yml has them all), even where the program was

@@ -250,8 +250,8 @@ def choose_application(found: Found) -> Given:
         raise ConfigError(
             f"{describe(found, foreign[0])} is an option of the reference's first application only.",
             rule="That application has other meanings and defaults; no option brings them in by its name.",
-            remedy=f"Use {_ordinary_form(foreign[0])} instead; or for that application, use train.py or add "
-            "--application tf1.",
+            remedy=f"Use {_ordinary_form(foreign[0])} instead; or for that application, use train.py (with --plan "
+            "it plans) or add --application tf1.",
         )
     if given.value != "tf1" and foreign:
         raise ConfigError(
@@ -291,6 +291,7 @@ def translate(found: Found) -> Translated:
     return Translated(options=ordinary, source=source, notes=(*dropped, *notes, *_no_effect(given)))
 
 
+_KNOWN = {**all_options(), **options_in({"reference": Reference})}
 THEIRS = tuple(options_in({"reference": Reference}))
 
 
@@ -344,6 +345,12 @@ def _reworded(layer: Layer) -> Layer:
         del moved["batch_size"]
         moved["micro_batch_size"] = batch
     return moved
+
+
+def application_defaults(application: str, given: Layer) -> dict[str, Any]:
+    """Return the defaults of an application, its own options included, beside what somebody gave."""
+    found = {name: Given(value=option.read(option.default), origin=DEFAULT) for name, option in _KNOWN.items()}
+    return _defaults(application, {**found, **given})
 
 
 def _moved(found: dict[str, Given]) -> dict[str, Given]:
@@ -468,8 +475,7 @@ def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
                 remedy="Leave one of them out.",
             )
         weaker = pair[0] if kinds[1] == COMMAND_LINE.kind else pair[1]
-        known = {**all_options(), **options_in({"reference": Reference})}
-        left[weaker] = Given(value=known[weaker].default, origin=DEFAULT)
+        left[weaker] = Given(value=_KNOWN[weaker].default, origin=DEFAULT)
     return left
 
 
