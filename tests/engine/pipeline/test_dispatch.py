@@ -211,8 +211,7 @@ def test_no_empty_array_enters_or_leaves_a_stage_program(samples, recompute):
     state = dispatcher.place(first_state(spec))
     start = dispatcher._start(state, None, block)
     steps = dispatcher.plan.compile(start)
-    rows = [[launch._replace(call=watched(launch.call)) for launch in row] for row in steps.rows]
-    watching = replace(steps, rows=tuple(map(tuple, rows)))
+    watching = replace(steps, launches=tuple(launch._replace(call=watched(launch.call)) for launch in steps.launches))
     jax.block_until_ready(list(watching(start, 3).values()))
     assert crossed
     assert not [shape for shape in crossed if 0 in shape]

@@ -51,23 +51,23 @@ class Send(NamedTuple):
 class Launch(NamedTuple):
     """One call of a program, and where its arguments come from and its results go."""
 
-    call: Callable[..., Any]  # returns a sequence of as many values as `writes` has slots
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    awaits: tuple[int, ...]  # slots that another lane or the host fills
-    frees: tuple[int, ...]  # slots that nothing reads later in the step
-    sends: tuple[Send, ...]
+    lane: int
+    call: Any  # a program; once it is compiled, it returns a sequence of as many values as `writes` has slots
+    reads: list[int]
+    writes: list[int]
+    awaits: list[int]  # slots that another lane or the host fills
+    frees: list[int]  # slots that nothing reads later in the step
+    sends: list[Send]
     action: Action | None
     exchanges: bool  # whether the program exchanges values between replicas while the step is under way
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompiledSteps:
-    """The launches of a step, lane by lane, and one order of all of them in which what is needed comes first."""
+    """The launches of a step, in an order in which what is needed comes first."""
 
-    rows: tuple[tuple[Launch, ...], ...]
-    order: tuple[int, ...]  # of which lane the next launch is taken
-    num_slots: tuple[int, ...]
+    launches: tuple[Launch, ...]
+    num_slots: tuple[int, ...]  # of each lane
     kept: dict[Key, tuple[int, int]]  # values that are given at the start and stay -> (lane, slot)
     fed: dict[Key, tuple[int, int]]  # values that the calling thread posts in every step
     results: dict[Key, int]  # values that it can have of every step
@@ -128,36 +128,35 @@ class _Stopped(Exception):
 class Run:
     """Some steps under way: the values of all lanes, and the messages between them and to the host."""
 
-    def __init__(self, launches: CompiledSteps, values: Sequence[list[PyTree]], observe: Observer | None) -> None:
-        self._launches, self._values, self._observe = launches, values, observe
-        self._messages = {lane: Messages() for lane in (HOST, *range(len(launches.rows)))}
+    def __init__(self, compiled: CompiledSteps, values: Sequence[list[PyTree]], observe: Observer | None) -> None:
+        self._compiled, self._values, self._observe = compiled, values, observe
+        self._messages = {lane: Messages() for lane in (HOST, *range(len(values)))}
         self._errors: list[BaseException] = []
-        self._num_launches = [0] * len(launches.rows)
+        self._num_launches = [0] * len(values)
 
     def result(self, step: int, key: Key) -> PyTree:
         """Return a value of a step that comes to the host; waits until it has been launched."""
-        return self._messages[HOST].take(step, self._launches.results[key])
+        return self._messages[HOST].take(step, self._compiled.results[key])
 
     def post(self, step: int, key: Key, value: PyTree) -> None:
         """Give a step one of its fed values."""
-        lane, slot = self._launches.fed[key]
+        lane, slot = self._compiled.fed[key]
         self._messages[lane].post(step, slot, value)
 
     def steps(self, num_steps: int, before: "Callable[[Run, int], None]") -> None:
         """Run the steps; `before(run, step)` is called by this thread before each, to post what the step needs."""
         # One lane needs no thread, and without threads errors and interrupts come up where they happen.
-        if self._launches.one_order or len(self._launches.rows) == 1:
+        if self._compiled.one_order or len(self._values) == 1:
             for step in range(num_steps):
                 before(self, step)
                 self._begin(step)
-                rows = [iter(row) for row in self._launches.rows]
-                for lane in self._launches.order:
-                    self._launch(lane, step, next(rows[lane]))
+                for launch in self._compiled.launches:
+                    self._launch(step, launch)
             return
         threads = [
             # Daemons, so that a launch that never returns cannot keep the interpreter from exiting.
             threading.Thread(target=self._guard, args=(lane, num_steps), name=f"launch device {lane}", daemon=True)
-            for lane in range(len(self._launches.rows))
+            for lane in range(len(self._values))
         ]
         with _PROMPT_SWITCHING:
             for thread in threads:
@@ -189,13 +188,14 @@ class Run:
 
     def _guard(self, lane: int, num_steps: int) -> None:
         try:
+            row = [launch for launch in self._compiled.launches if launch.lane == lane]
             for step in range(num_steps):
                 self._values[lane][STEP] = step
-                for launch in self._launches.rows[lane]:
+                for launch in row:
                     # A lane that waits for nobody would otherwise launch the rest of the call.
                     if self._errors:
                         return
-                    self._launch(lane, step, launch)
+                    self._launch(step, launch)
         except BaseException as error:
             self._fail(error)
 
@@ -203,7 +203,8 @@ class Run:
         for values in self._values:
             values[STEP] = step
 
-    def _launch(self, lane: int, step: int, launch: Launch) -> None:
+    def _launch(self, step: int, launch: Launch) -> None:
+        lane = launch.lane
         values = self._values[lane]
         for slot in launch.awaits:
             values[slot] = self._messages[lane].take(step, slot)
@@ -213,7 +214,7 @@ class Run:
         for slot, result in zip(launch.writes, results, strict=True):
             values[slot] = result
         self._num_launches[lane] += 1
-        if launch.exchanges or (self._launches.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS):
+        if launch.exchanges or (self._compiled.one_order and not self._num_launches[lane] % _LAUNCHES_BETWEEN_WAITS):
             in_turn(results)
         for send in launch.sends:
             value = values[send.slot]

@@ -98,25 +98,12 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 @dataclass
-class _Planned:
-    """A launch while the plan is made."""
-
-    lane: int
-    program: Program | HostCall
-    reads: list[int]
-    writes: list[int]
-    awaits: list[int]
-    action: Action | None
-    sends: list[Send] = field(default_factory=list)
-
-
-@dataclass
 class _Value:
     """Where the latest version of a named value is: on the lane that made it, and on others that have read it."""
 
     lane: int
     slots: dict[int, int]  # lane -> slot
-    maker: _Planned | None  # None: there from the start
+    maker: Launch | None  # None: there from the start
     place: PyTree = None  # its partition, if a program made it
 
 
@@ -127,7 +114,7 @@ class StepBuilder:
         self.meshes = tuple(meshes)  # the devices of each lane
         self._values: dict[Key, _Value] = {}
         self._names: list[list[Key]] = [[STEP_NUMBER, NOTHING] for _ in meshes]  # by slot
-        self._planned: list[_Planned] = []
+        self._launches: list[Launch] = []
         self._kept: dict[Key, tuple[int, int]] = {}
         self._fed: dict[Key, tuple[int, int]] = {}
         self._results: dict[Key, int] = {}
@@ -154,11 +141,12 @@ class StepBuilder:
         action: Action | None = None,
     ) -> None:
         """Launch a program on a lane; its results become the latest versions of the values in `writes`."""
-        planned = _Planned(lane, program, [], [], [], action)
-        planned.reads = [self._read(lane, key, planned) for key in reads]
-        self._planned.append(planned)
+        exchanges = isinstance(program, Program) and program.exchanges
+        launch = Launch(lane, program, [], [], [], [], [], action, exchanges)
+        launch.reads.extend([self._read(lane, key, launch) for key in reads])
+        self._launches.append(launch)
         for key, place in zip(writes, program.outs, strict=True):
-            planned.writes.append(self._define(lane, key, planned, place))
+            launch.writes.append(self._define(lane, key, launch, place))
 
     def to_host(self, key: Key) -> None:
         """Let the host have a value of every step as soon as it has been launched."""
@@ -168,18 +156,16 @@ class StepBuilder:
         value.maker.sends.append(Send(value.slots[value.lane], HOST, self._results[key], None))
 
     def build(self) -> "StepPlan":
-        last: dict[tuple[int, int], _Planned] = {}
-        for planned in self._planned:
-            for slot in (*planned.reads, *planned.writes, *(send.slot for send in planned.sends)):
-                last[planned.lane, slot] = planned
+        last: dict[tuple[int, int], Launch] = {}
+        for launch in self._launches:
+            for slot in (*launch.reads, *launch.writes, *(send.slot for send in launch.sends)):
+                last[launch.lane, slot] = launch
         stay = {(lane, slot) for lane in range(len(self.meshes)) for slot in (STEP, EMPTY)} | set(self._kept.values())
-        # By identity: two launches of one program are equal as values.
-        frees: dict[int, list[int]] = {}
-        for (lane, slot), planned in last.items():
+        for (lane, slot), launch in last.items():
             if (lane, slot) not in stay:
-                frees.setdefault(id(planned), []).append(slot)
+                launch.frees.append(slot)
         return StepPlan(
-            planned=tuple((planned, tuple(frees.get(id(planned), ()))) for planned in self._planned),
+            launches=tuple(self._launches),
             meshes=self.meshes,
             names=tuple(map(tuple, self._names)),
             kept=dict(self._kept),
@@ -187,7 +173,7 @@ class StepBuilder:
             results=dict(self._results),
         )
 
-    def _define(self, lane: int, key: Key, maker: _Planned | None, place: PyTree = None) -> int:
+    def _define(self, lane: int, key: Key, maker: Launch | None, place: PyTree = None) -> int:
         """Give a value its slot; a new version on the same lane takes the slot of the one before."""
         found = self._values.get(key)
         # Reusing the slot drops the reference to the old version, which is donated or no longer needed.
@@ -199,7 +185,7 @@ class StepBuilder:
         self._names[lane].append(key)
         return len(self._names[lane]) - 1
 
-    def _read(self, lane: int, key: Key, reader: _Planned) -> int:
+    def _read(self, lane: int, key: Key, reader: Launch) -> int:
         if key in (NOTHING, STEP_NUMBER):
             return EMPTY if key == NOTHING else STEP
         value = self._values[key]
@@ -218,14 +204,14 @@ class StepBuilder:
         return value.slots[lane]
 
     def _is_awaited(self, lane: int, slot: int) -> bool:
-        return any(planned.lane == lane and slot in planned.awaits for planned in self._planned)
+        return any(launch.lane == lane and slot in launch.awaits for launch in self._launches)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepPlan:
-    """The launches of a step in one possible order, each with the slots it frees."""
+    """The launches of a step in one possible order, of programs that are still to be compiled."""
 
-    planned: tuple[tuple[_Planned, tuple[int, ...]], ...]
+    launches: tuple[Launch, ...]
     meshes: tuple[Mesh, ...]
     names: tuple[tuple[Key, ...], ...]
     kept: dict[Key, tuple[int, int]]  # value -> (lane, slot)
@@ -237,9 +223,9 @@ class StepPlan:
         """Return how many values named (kind, what, ...) are held at once at most, for each `what`."""
         held: Counter[Any] = Counter()
         most: dict[Any, int] = {}
-        for planned, frees in self.planned:
-            names = self.names[planned.lane]
-            for slots, change in ((planned.writes, 1), (frees, -1)):
+        for launch in self.launches:
+            names = self.names[launch.lane]
+            for slots, change in ((launch.writes, 1), (launch.frees, -1)):
                 for name in (names[slot] for slot in slots):
                     if isinstance(name, tuple) and name[0] == kind:
                         held[name[1]] += change
@@ -265,9 +251,9 @@ class StepPlan:
         for key, (lane, slot) in {**self.kept, **self.fed}.items():
             shapes[lane][slot] = jax.tree.map(_shape_of, start[key])
         lowered: dict[Program, tuple[jax.stages.Lowered, tuple[PyTree, ...]]] = {}
-        for planned, _ in self.planned:
-            program, mine = planned.program, shapes[planned.lane]
-            arguments = [mine.get(slot) for slot in planned.reads]  # a host call's need not have a shape
+        for launch in self.launches:
+            program, mine = launch.call, shapes[launch.lane]
+            arguments = [mine.get(slot) for slot in launch.reads]  # a host call's need not have a shape
             if isinstance(program, HostCall):
                 results = program.shapes(*arguments)
             else:
@@ -277,8 +263,8 @@ class StepPlan:
                     lowered[program] = traced.lower(), program.shapes(traced)
                 results = lowered[program][1]
             # Not strict: of a host call whose results no program reads, the shapes are not known.
-            mine.update(zip(planned.writes, results, strict=False))
-            for send in planned.sends:
+            mine.update(zip(launch.writes, results, strict=False))
+            for send in launch.sends:
                 if send.lane == HOST or send.slot not in mine:
                     continue
                 moved = mine[send.slot]
@@ -296,27 +282,11 @@ class StepPlan:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             building = {program: pool.submit(copy_context().run, build, program) for program in lowered}
             compiled = {program: future.result() for program, future in building.items()}
-        return self._linked(compiled)
-
-    def _linked(self, compiled: dict[Program, jax.stages.Compiled]) -> CompiledSteps:
-        rows: list[list[Launch]] = [[] for _ in self.meshes]
-        for planned, frees in self.planned:
-            program = planned.program
-            rows[planned.lane].append(
-                Launch(
-                    call=program.call if isinstance(program, HostCall) else compiled[program],
-                    reads=tuple(planned.reads),
-                    writes=tuple(planned.writes),
-                    awaits=tuple(planned.awaits),
-                    frees=frees,
-                    sends=tuple(planned.sends),
-                    action=planned.action,
-                    exchanges=isinstance(program, Program) and program.exchanges,
-                )
-            )
         return CompiledSteps(
-            rows=tuple(map(tuple, rows)),
-            order=tuple(planned.lane for planned, _ in self.planned),
+            launches=tuple(
+                launch._replace(call=launch.call.call if isinstance(launch.call, HostCall) else compiled[launch.call])
+                for launch in self.launches
+            ),
             num_slots=tuple(map(len, self.names)),
             kept=self.kept,
             fed=self.fed,
