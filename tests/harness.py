@@ -7,15 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
+from headrace.engine.placement import ON_DEVICE, Placement
 from headrace.engine.precision import make_precision
-from headrace.engine.state import ON_DEVICE, Placement, put_state, state_from
-from headrace.engine.step import StepSpec, make_call, make_step, put_on
+from headrace.engine.state import put_state, state_from
+from headrace.engine.step import StepSpec, make_step
 from headrace.model.activations import Activation
 from headrace.model.composite import Chain, Residual
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite

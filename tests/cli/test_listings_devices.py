@@ -9,7 +9,7 @@ import pytest
 from headrace.cli.listings import devices as main
 from headrace.cli.main import main as program
 from headrace.core.errors import ConfigError
-from headrace.engine.visible import _bfloat16, describe_machine
+from headrace.engine.machine import _bfloat16, describe_machine
 from headrace.native import library
 
 

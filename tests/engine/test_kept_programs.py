@@ -13,7 +13,7 @@ from headrace.engine.devices import CompileCounts, count_compilations
 from headrace.engine.kept_programs import NoValueError, by_value, digest, kept
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
-from headrace.engine.state import make_packing
+from headrace.engine.packing import make_packing
 from headrace.model.zoo import build_network
 from headrace.ops.tracing import portable
 

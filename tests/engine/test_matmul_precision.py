@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import EvalSpec, make_forward
 from headrace.engine.kept_programs import by_value, digest
 from headrace.engine.pipeline import step_plan
 from headrace.engine.precision import make_precision
-from headrace.engine.step import make_call, make_step, put_on
+from headrace.engine.step import make_step
 from headrace.model.network import Network
 from tests.harness import (
     Stages,

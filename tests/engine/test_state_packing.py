@@ -11,7 +11,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.config.schema import Config
 from headrace.engine.optimizer import Update, make_optimizer, update_kinds
-from headrace.engine.state import make_packing
+from headrace.engine.packing import make_packing
 from headrace.engine.step import is_moved, with_packing
 from headrace.model.norm import NormSpec
 
@@ -52,7 +52,7 @@ def test_weights_of_one_kind_are_joined_and_come_back():
 
 
 def test_large_weights_stay_apart(monkeypatch):
-    monkeypatch.setattr("headrace.engine.state.LARGEST_JOINED", 8 * 10)
+    monkeypatch.setattr("headrace.engine.packing.LARGEST_JOINED", 8 * 10)
     _, packing = spec_and_packing(config_from(OPTIONS))
     assert [group[0] for group in packing.params.groups] == ["conv1/norm/beta"]
 

@@ -9,10 +9,11 @@ import pytest
 from headrace.config.load import config_from
 from headrace.data.augmentation.augment import Mix, Preprocess
 from headrace.data.feeding.order import fetch
+from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
 from headrace.engine.lr_curve import rate_table
 from headrace.engine.state import put_state
-from headrace.engine.step import make_call, make_step, put_on
+from headrace.engine.step import make_step
 from headrace.model.layers import Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec

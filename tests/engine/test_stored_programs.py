@@ -22,10 +22,11 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from headrace.checkpoint.store import list_checkpoints, load
-from headrace.engine import kept_programs, stored_programs
+from headrace.engine import kept_programs, program_names, stored_programs
 from headrace.engine.compiler import CONV_FUSION
 from headrace.engine.devices import count_compilations, replica_mesh
-from headrace.engine.stored_programs import Request, source_digest
+from headrace.engine.program_names import source_digest
+from headrace.engine.stored_programs import Request
 
 FOLDER = stored_programs.folder
 
@@ -132,10 +133,10 @@ CONDITIONS = {
     "NaN checks": lambda: jax.debug_nans(True),
     "XLA_FLAGS": lambda: with_variable("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
     "cuDNN": lambda: with_variable("CUDNN_LOGLEVEL_DBG", "3"),
-    "version of JAX": lambda: mock.patch.object(stored_programs, "_versions", return_value=("jax 0.99",)),
+    "version of JAX": lambda: mock.patch.object(program_names, "_versions", return_value=("jax 0.99",)),
     "source": lambda: mock.patch.object(stored_programs, "source_digest", return_value="0" * 64),
-    "kernels": lambda: mock.patch.object(stored_programs, "load_kernels", return_value=("others", "")),
-    "processors": lambda: mock.patch.object(stored_programs, "num_processors", return_value=3),
+    "kernels": lambda: mock.patch.object(program_names, "load_kernels", return_value=("others", "")),
+    "processors": lambda: mock.patch.object(program_names, "num_processors", return_value=3),
 }
 
 
@@ -307,7 +308,7 @@ def test_nothing_is_stored_while_functions_or_methods_of_the_package_are_replace
     from headrace.model.network import Network
     from headrace.ops import conv
 
-    assert not stored_programs.is_patched()
+    assert not program_names.is_patched()
     own = lambda *_: None  # noqa: E731
     with mock.patch.object(conv, "conv2d", own):
         assert request(0.5)._name() is None
@@ -329,7 +330,7 @@ def test_modules_that_are_imported_meanwhile_do_no_harm():
     gc.callbacks.append(import_one)
     gc.set_threshold(1)
     try:
-        assert not stored_programs.is_patched()
+        assert not program_names.is_patched()
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(import_one)

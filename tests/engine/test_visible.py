@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.schema import Run
 from headrace.core.errors import RunStopped
-from headrace.engine import visible
+from headrace.engine import machine, visible
 from headrace.engine.devices import start_devices
 from headrace.engine.visible import Visible, has_bfloat16, visible_devices
 
@@ -118,7 +118,7 @@ def test_a_module_of_another_distribution_is_no_error(monkeypatch):
         return "1.2.3"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    versions = visible.describe_machine().versions
+    versions = machine.describe_machine().versions
     assert "numpy" not in versions
     assert versions["onnxruntime-gpu"] == "1.2.3"
 

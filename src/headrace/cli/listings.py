@@ -382,7 +382,7 @@ def devices(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     from headrace.engine.devices import start_devices
-    from headrace.engine.visible import describe_machine
+    from headrace.engine.machine import describe_machine
 
     start_devices(args.platform, 1)
     machine = describe_machine()

@@ -19,12 +19,13 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
+from headrace.engine.call_loop import BATCHES, OnOneMesh
 from headrace.engine.compiler import OptionItems, common_options
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import SCORES, STANDARD, CustomObjective, classification_sums, sums_of_validation
-from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
+from headrace.engine.step import Fetch, FetchLabels, no_labels
 from headrace.engine.stored_programs import Made, Request
 from headrace.model.context import Ctx
 from headrace.model.network import Network

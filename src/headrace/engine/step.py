@@ -1,11 +1,11 @@
-"""One training step, how it applies the network, and the device loop of K steps.
+"""One training step: gradients, their exchange, and the update.
 
 A step computes the gradients of G micro-batches on each replica, exchanges them once, and updates the weights once; it
 runs inside `shard_map`. docs/numerics.md gives the order of the arithmetic. A step whose numbers are not finite changes
 only the counters, so that weights are never lost; `bad` tells the host to stop (or, with dynamic loss scaling, not to).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,80 +13,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from headrace.config.schema import Numerics
 from headrace.core.rng import Seed
 from headrace.core.tree import PyTree, map_named
+from headrace.engine.apply_blocks import apply_blocks
 from headrace.engine.compiler import OptionItems
 from headrace.engine.devices import REPLICA
-from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.lr_curve import LrCurve
-from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
 from headrace.engine.optimizer import Update, global_norm, update_kinds
+from headrace.engine.packing import Packing, make_packing
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
-from headrace.engine.state import Packing, State, make_packing, next_ema
+from headrace.engine.state import State, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
 from headrace.ops.tracing import multiplying, on_gpu
-from headrace.plan.recompute import segments
-
-# Apply a range of blocks, keeping everything for the backward pass or only the values at recompute points.
-
-
-KEPT = "headrace_kept"  # the name of values inside a stage that recomputation keeps
-
-
-def apply_blocks(
-    network: Network,
-    blocks: tuple[int, int],
-    weights: tuple[PyTree, PyTree],
-    x: PyTree,
-    ctx: Ctx,
-    points: tuple[int, ...] = (),
-) -> tuple[PyTree, PyTree, jax.Array]:
-    """Return (output, batch statistics, flags); `weights` are (params, stats), `points` numbers of blocks.
-
-    Between points nothing is kept: each segment is computed again in the backward pass, from the value that reaches it.
-    If the conditions hold a probe, the flags are what it returned for each block.
-    """
-    parts = segments(points, *blocks)
-    batch_stats: dict[str, Any] = {}
-    flags = []
-    for segment in parts:
-        names = network.block_names[slice(*segment)]
-        mine = weights_of(names, weights)
-
-        def run(mine: PyTree, x: PyTree, segment: tuple[int, int] = segment) -> tuple[PyTree, PyTree, jax.Array]:
-            return _apply(network, segment, mine, x, ctx)
-
-        # Without a point inside the range nothing is wrapped: what the backward pass keeps is then the caller's
-        # decision (everything, or the policy of a pipeline node).
-        x, new, seen = (run if len(parts) == 1 else jax.checkpoint(run))(mine, x)
-        batch_stats |= new
-        flags.append(seen)
-    return x, batch_stats, jnp.concatenate(flags)
-
-
-def weights_of(names: Iterable[str], weights: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-    """Return the parts of (params, stats) that belong to these blocks; a block without weights has none."""
-    params, stats = ({name: tree[name] for name in names if name in tree} for tree in weights)
-    return params, stats
-
-
-def _apply(
-    network: Network, segment: tuple[int, int], weights: PyTree, x: PyTree, ctx: Ctx
-) -> tuple[PyTree, Mapping[str, PyTree], jax.Array]:
-    # The flags are gathered here, inside what may be differentiated or computed again, and leave it as a value.
-    flags: list[jax.Array] = []
-    probe = ctx.probe
-    if probe is not None:
-        ctx = replace(ctx, probe=lambda name, y: flags.append(probe(name, y)))
-    params, stats = weights
-    y, batch_stats = network.apply_range(*segment, params, stats, x, ctx)
-    return y, batch_stats, jnp.stack(flags) if flags else jnp.ones((0,), bool)
 
 
 def all_finite(_name: str, y: PyTree) -> jax.Array:
@@ -351,97 +293,3 @@ def finite_by_block(names: Sequence[str], grads: PyTree) -> jax.Array:
 
 # How a block of K steps is sharded: [K, G, B, ...] with B over the replicas, but for these, one number for each step.
 PER_STEP = ("epoch", "seed", "rate")
-STEPS, NUMBERS = P(None, None, REPLICA), P()
-# How a block of n evaluation batches is sharded: [n, B, ...].
-BATCHES = P(None, REPLICA)
-
-
-def block_specs(names: Iterable[str]) -> dict[str, P]:
-    """Return the partition of each array of a training block."""
-    return {key: NUMBERS if key in PER_STEP else STEPS for key in names}
-
-
-def put_on(mesh: Mesh, tree: PyTree, kind: str) -> PyTree:
-    """Put host arrays on a mesh; kinds: `steps`, `batches`, `replicated`, and `rows`.
-
-    `rows` are this process's part of arrays that are then replicated on every device.
-    """
-    if kind == "steps":
-        specs = block_specs(tree)
-        return {key: place_share(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
-    if kind == "batches":
-        return place_share(tree, NamedSharding(mesh, BATCHES))
-    whole = NamedSharding(mesh, P())
-    return gather_rows(tree, whole) if kind == "rows" else place(tree, whole)
-
-
-@dataclass(frozen=True)
-class OnOneMesh:
-    """A program on the devices of one mesh, a replica on each: which they are, and how its input gets there."""
-
-    mesh: Mesh
-
-    @property
-    def meshes(self) -> tuple[Mesh, ...]:
-        """The one group of devices that communicate."""
-        return (self.mesh,)
-
-    def put(self, tree: PyTree, kind: str) -> PyTree:
-        """Put a block or a resident set on the devices; `put_on` lists the kinds."""
-        return put_on(self.mesh, tree, kind)
-
-
-def make_call(
-    step: Callable[..., tuple[State, Metrics]], mesh: Mesh, names: Iterable[str], packing: Packing | None = None
-) -> jax.stages.Wrapped:
-    """Return the device loop, jitted: `call(state, resident, block, ends) -> (state, metrics[K])`; donates the state.
-
-    It is the training program of a run without pipeline stages; those have their programs in engine/pipeline/.
-
-    It runs the steps `ends[0]` to `ends[1]` of the block's K; the other rows of the metrics are 0. Which steps is an
-    argument, so that one compilation serves all calls. On an H200 that costs nothing: ResNet-50 at batch 256
-    ran at 1.007 of a scan over all K, ResNet-8 at batch 32 at 0.97 with a spread of 15 %. With `packing`, the loop's
-    state is a packed one. `names` are those of the block's arrays.
-    """
-
-    # Tracing a ResNet-50's step takes seconds; the shapes of its metrics and the loop's body share one trace.
-    traced = jax.jit(step, inline=True)
-
-    def call(state: State, resident: PyTree, block: dict[str, jax.Array], ends: jax.Array) -> tuple[State, Metrics]:
-        def slices(i: jax.Array | int) -> dict[str, jax.Array]:
-            return {key: lax.dynamic_index_in_dim(rows, i, keepdims=False) for key, rows in block.items()}
-
-        def one(i: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-            state, metrics = traced(carry[0], resident, slices(i))
-            return state, {
-                key: row if key == GRADIENTS else lax.dynamic_update_index_in_dim(carry[1][key], row, i, 0)
-                for key, row in joined(metrics).items()
-            }
-
-        def joined(metrics: Metrics) -> Metrics:
-            # Written as one row: each by itself takes a kernel, of which a step had nine.
-            row = jnp.stack([metrics[key] for key in scalars])
-            return {key: value for key, value in metrics.items() if key not in scalars} | {SCALARS: row}
-
-        state = packing.pack(state) if packing else state
-        rows = traced.eval_shape(state, resident, slices(0))[1]
-        scalars = [key for key, row in rows.items() if key != GRADIENTS and (row.shape, row.dtype) == ((), jnp.float32)]
-        rows = jax.eval_shape(joined, rows)
-        last = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), rows.pop(GRADIENTS, {}))
-        # Rows for all K steps, also if fewer run: the shapes of a compiled program are fixed.
-        empty = jax.tree.map(lambda row: jnp.zeros((len(block["epoch"]), *row.shape), row.dtype), rows)
-        state, metrics = lax.fori_loop(ends[0], ends[1], one, (state, empty | ({GRADIENTS: last} if last else {})))
-        state = packing.unpack(state) if packing else state
-        columns = metrics.pop(SCALARS)
-        metrics |= {key: columns[:, place] for place, key in enumerate(scalars)}
-        if GRADIENTS in metrics:
-            grads = metrics.pop(GRADIENTS)
-            grads = packing.params.unpack(grads) if packing else grads
-            metrics[HISTOGRAMS] = block_histograms(state["params"], grads)
-        return state, metrics
-
-    # check_vma=False: the step sums gradients over replicas itself, once; with True JAX would do so per micro-batch.
-    mapped = jax.shard_map(
-        call, mesh=mesh, in_specs=(P(), P(), block_specs(names), P()), out_specs=(P(), P()), check_vma=False
-    )
-    return jax.jit(mapped, donate_argnums=0)

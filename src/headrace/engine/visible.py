@@ -1,30 +1,25 @@
-"""The devices that a run will find, and what a machine offers: devices with memory and number formats, host, versions.
+"""The devices that a run will find.
 
 `visible_devices` opens none: opening GPUs takes their memory, and opening CPU devices fixes their number. What drivers
 write into files is read; where JAX has opened its devices already, it is asked. `describe_machine` opens them.
 """
 
 import functools
-import importlib.metadata
 import os
-import platform
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import jax
 
 from headrace.config.schema import Run
-from headrace.core import __version__
 from headrace.core.errors import RunStopped
 from headrace.core.jax_private import devices_are_started
-from headrace.core.process import num_processors
 from headrace.engine.devices import Device, start_devices, warm_up
-from headrace.native.library import describe_kernels
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
@@ -100,7 +95,7 @@ def _started(devices: list[Device]) -> Visible:
         platform=devices[0].platform,
         count=len(devices),
         memory_bytes=min((device_memory_bytes(device) or 0 for device in devices), default=0) or None,
-        bfloat16=has_bfloat16(_capability(devices[0])),
+        bfloat16=has_bfloat16(capability_of(devices[0])),
     )
 
 
@@ -110,17 +105,17 @@ def device_memory_bytes(device: Device) -> int | None:
     return stats.get("bytes_limit") if stats else None
 
 
-def _capability(device: Device) -> str:
+def capability_of(device: Device) -> str:
     return str(getattr(device, "compute_capability", "") or "")  # NVIDIA's alone have one
 
 
 def has_bfloat16(capability: str) -> bool:
     """Say whether an accelerator has bfloat16, by NVIDIA's compute capability; what has none is taken to have it."""
-    version = _version(capability)
+    version = version_of(capability)
     return version is None or version >= FIRST_BFLOAT16
 
 
-def _version(capability: str) -> tuple[int, ...] | None:
+def version_of(capability: str) -> tuple[int, ...] | None:
     """Return NVIDIA's compute capability `9.0` as numbers; None for others, such as AMD's `gfx90a`."""
     parts = capability.split(".")
     return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdigit() for part in parts) else None
@@ -224,112 +219,3 @@ def host_memory() -> int | None:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdigit() else total
-
-
-# What a machine offers: its devices with memory and number formats, its host, and the versions installed.
-
-
-_PACKAGES = ("jax", "jaxlib", "numpy", "optax", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorboardX", "wandb")
-_CPU_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # names in /proc/cpuinfo, the last on ARM
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceKind:
-    """The devices of one kind: how many, the memory of each that JAX may use, and what is known of bfloat16."""
-
-    platform: str
-    name: str
-    count: int
-    memory_bytes: int | None = None
-    capability: str = ""
-    bfloat16: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A machine, as far as a run is concerned."""
-
-    devices: tuple[DeviceKind, ...]
-    default_platform: str
-    processors: int
-    memory_bytes: int | None
-    host: str
-    kernels: str = ""  # for convolutions on the CPU; or why there are none
-    versions: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def describe_machine() -> Machine:
-    """Return what this machine offers. JAX opens its devices."""
-    found = [device for device in jax.devices() if device.process_index == jax.process_index()]
-    kinds: dict[tuple[str, str], list[Device]] = {}
-    for device in found:
-        kinds.setdefault((device.platform, device.device_kind), []).append(device)
-    versions = {"headrace": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        # By its distribution and not by its module: `onnxruntime` may have come as onnxruntime-gpu.
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return Machine(
-        devices=tuple(_kind(name, kind, devices) for (name, kind), devices in kinds.items()),
-        default_platform=found[0].platform,
-        processors=num_processors(),
-        memory_bytes=host_memory(),
-        host=_processor_name(),
-        kernels=describe_kernels(),
-        versions=versions,
-        notes=tuple(_notes(found[0].platform)),
-    )
-
-
-def _kind(name: str, kind: str, devices: list[Device]) -> DeviceKind:
-    capability = _capability(devices[0])
-    return DeviceKind(
-        platform=name,
-        name=kind,
-        count=len(devices),
-        memory_bytes=device_memory_bytes(devices[0]),
-        capability=capability,
-        bfloat16=_bfloat16(name, capability),
-    )
-
-
-def _bfloat16(name: str, capability: str) -> str:
-    if name == "cpu":
-        return "in hardware" if set(_CPU_BF16) & set(_processor_flags()) else "emulated"
-    if name == "tpu":
-        return "in hardware"
-    if _version(capability) is None:
-        return ""
-    return (
-        "in hardware"
-        if has_bfloat16(capability)
-        else "emulated: use --precision 16.32 --half-type float16 --loss-scaling dynamic"
-    )
-
-
-def _notes(default: str) -> list[str]:
-    """Return what keeps an accelerator from being used."""
-    notes = []
-    if default == "cpu" and Path("/proc/driver/nvidia/version").exists():
-        if os.environ.get("JAX_PLATFORMS", "") in ("", "cuda"):
-            notes.append("An NVIDIA driver is here, but JAX uses the CPU: pip install 'headrace[cuda]'.")
-        else:
-            notes.append(f"An NVIDIA driver is here, but JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']}.")
-    return notes
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _processor_flags() -> list[str]:
-    return next((line.partition(":")[2].split() for line in _cpuinfo() if line.startswith(("flags", "Features"))), [])
-
-
-def _processor_name() -> str:
-    named = (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -19,7 +19,7 @@ from headrace.engine.accumulation import (
     widened,
 )
 from headrace.engine.devices import REPLICA, Device
-from headrace.engine.state import host_memory_of
+from headrace.engine.placement import host_memory_of
 from headrace.program.structure import one_of, whole_number
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

@@ -20,7 +20,7 @@ from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
 from headrace.engine.pipeline.runner import Run
 from headrace.engine.pipeline.step_plan import EACH, Values
-from headrace.engine.state import placed_shardings
+from headrace.engine.placement import placed_shardings
 from headrace.job import current_group
 from headrace.plan.draw.text import draw_timeline
 from headrace.plan.schedule import Node, find_schedule

@@ -17,7 +17,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType, empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
-from headrace.engine.state import Placement
+from headrace.engine.placement import Placement
 from headrace.engine.visible import count_replicas
 from headrace.job import current_group
 from headrace.plan.device_mapping import check_device_mapping

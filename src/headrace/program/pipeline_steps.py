@@ -42,7 +42,7 @@ from headrace.engine.pipeline.step_plan import (
     StepPlan,
     on_mesh,
 )
-from headrace.engine.state import placed_shardings, to_device
+from headrace.engine.placement import placed_shardings, to_device
 from headrace.plan.schedule import Node
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_request import as_row

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
-from headrace.engine.step import KEPT
+from headrace.engine.apply_blocks import KEPT
 from headrace.plan.device_mapping import MAX_BRANCHES
 from headrace.plan.schedule import Node, Work
 from headrace.program.structure import host_arrays, name_of, structure_of

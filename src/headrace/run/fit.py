@@ -35,7 +35,8 @@ from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import compiles_alone, describe_compiler_options
 from headrace.engine.devices import start_run_devices, warm_up
 from headrace.engine.pipeline.dispatch import Dispatcher
-from headrace.engine.state import State, evaluated_weights, host_memory_of
+from headrace.engine.placement import host_memory_of
+from headrace.engine.state import State, evaluated_weights
 from headrace.engine.step import Metrics
 from headrace.engine.visible import device_memory_bytes
 from headrace.job import (

@@ -22,9 +22,9 @@ from headrace.core.units import format_bytes, format_duration
 from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.devices import CompileCounts
 from headrace.engine.histograms import HISTOGRAMS
+from headrace.engine.machine import describe_machine
 from headrace.engine.state import State
 from headrace.engine.step import Metrics
-from headrace.engine.visible import describe_machine
 from headrace.report.curve_svg import write_curve
 from headrace.report.run_report import write_run_report
 from headrace.report.run_summary import MACHINE_FILE, read_mapping

@@ -16,6 +16,7 @@ from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.feed import GROWTH, CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
+from headrace.engine.call_loop import OnOneMesh, make_call
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
 from headrace.engine.lr_curve import rate_table
@@ -23,8 +24,9 @@ from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
-from headrace.engine.state import Placement, State, host_memory_of, put_state, snapshot
-from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing, without_values_of
+from headrace.engine.placement import Placement, host_memory_of
+from headrace.engine.state import State, put_state, snapshot
+from headrace.engine.step import Metrics, StepSpec, make_step, with_packing, without_values_of
 from headrace.engine.stored_programs import Draft, Request
 from headrace.plan.image_sizes import SizeSpan
 from headrace.plan.plan import Plan

@@ -14,7 +14,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.jax_private import without_arguments
 from headrace.engine.pipeline.nodes import keep_products
-from headrace.engine.state import Placement
+from headrace.engine.placement import Placement
 from headrace.model.context import Ctx
 from headrace.model.norm import NormSpec
 from headrace.model.zoo import build_network

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
+from headrace.engine.call_loop import put_on
 from headrace.engine.devices import replica_mesh, replicated
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.kept_programs import kept
@@ -24,8 +25,9 @@ from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes,
 from headrace.engine.pipeline.runner import Tracer
 from headrace.engine.pipeline.step_plan import EACH, NOTHING, CompiledSteps, Key, Program, StepBuilder, StepPlan, Values
 from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_reduce, make_update, part_of, training_node
-from headrace.engine.state import UPDATE_ONLY, State, make_copy, shardings
-from headrace.engine.step import PER_STEP, Metrics, put_on
+from headrace.engine.placement import UPDATE_ONLY, make_copy, shardings
+from headrace.engine.state import State
+from headrace.engine.step import PER_STEP, Metrics
 from headrace.plan.schedule import Node
 from headrace.plan.timeline import Table
 

@@ -11,6 +11,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.core.tree import PyTree
+from headrace.engine.apply_blocks import weights_of
+from headrace.engine.call_loop import BATCHES, put_on
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.forward import EvalSpec, Sums
 from headrace.engine.multiprocess_arrays import place, transfer
@@ -28,7 +30,6 @@ from headrace.engine.pipeline.step_plan import (
     Values,
     on_mesh,
 )
-from headrace.engine.step import BATCHES, put_on, weights_of
 from headrace.plan.schedule import Node, Work
 from headrace.plan.simulation import make_table
 

@@ -20,9 +20,9 @@ from jax.sharding import Mesh
 from headrace.core.jax_private import with_arguments, without_arguments
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
+from headrace.engine.apply_blocks import KEPT
 from headrace.engine.compiler import OptionItems
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
-from headrace.engine.step import KEPT
 from headrace.ops import PRODUCT, multiplying
 from headrace.plan.schedule import Node, Op, Work
 from headrace.plan.timeline import Table

@@ -16,21 +16,15 @@ from jax.sharding import Mesh
 from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, widened
+from headrace.engine.apply_blocks import apply_blocks
+from headrace.engine.call_loop import STEPS
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.optimizer import global_norm
 from headrace.engine.pipeline.nodes import INPUTS, MARKED, PRODUCTS, NodeSpec
 from headrace.engine.pipeline.step_plan import ALL, EACH, Program, on_mesh
-from headrace.engine.state import ON_DEVICE, UPDATE_ONLY, Placement, State, make_state, placed_shardings, to_device
-from headrace.engine.step import (
-    STEPS,
-    Metrics,
-    StepSpec,
-    apply_blocks,
-    finish_step,
-    finite_by_block,
-    train_ctx,
-    unscaled,
-)
+from headrace.engine.placement import ON_DEVICE, UPDATE_ONLY, Placement, placed_shardings, to_device
+from headrace.engine.state import State, make_state
+from headrace.engine.step import Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
 from headrace.model.custom_block import weights_like
 from headrace.plan.recompute import segments
 
