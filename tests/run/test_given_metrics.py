@@ -14,8 +14,9 @@ import pytest
 from headrace import Metric, Model, read_digits
 from headrace.cli.runs import main as list_runs
 from headrace.core.errors import ConfigError
+from headrace.report.comparison import compare_results
 from headrace.report.curves import Curves, draw_compared, draw_panels
-from headrace.report.run_report import compare_results, write_run_report
+from headrace.report.run_report import write_run_report
 from headrace.report.run_summary import read_summary
 from headrace.run import fit
 from headrace.run.custom_functions import EarlyStopping, check_objective, read_metrics

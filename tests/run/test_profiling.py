@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from headrace.cli.main import main
-from headrace.report.run_summary import read_files
-from headrace.report.sections import draw_profile
+from headrace.report.profile import draw_profile
+from headrace.report.run_files import read_files
 from headrace.run import profiling
 from headrace.run.profiling import CallProfile, measure_ceilings, read_profile
 

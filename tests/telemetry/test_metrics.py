@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.cli.runs import main as list_runs
+from headrace.report.comparison import compare_results
 from headrace.report.curves import Curves, draw_panels
-from headrace.report.run_report import compare_results
 from headrace.report.run_summary import read_summary
 from headrace.rows.metrics import METRICS, OF_CLASSES, class_ratio
 from headrace.telemetry.console import LineFormatter

@@ -176,7 +176,7 @@ def compare(argv: list[str]) -> int:
             rule="Two to twenty-six can be compared.",
             remedy="headrace compare A B",
         )
-    from headrace.report.run_report import compare_options, compare_results, read_compared
+    from headrace.report.comparison import compare_options, compare_results, read_compared
     from headrace.report.run_summary import describe_data_apart
 
     runs = read_compared(args.paths)
@@ -276,11 +276,12 @@ def report(argv: list[str]) -> int:
     check_output(args.output, "-o")
     if args.platform and not args.images:
         raise ConfigError("--platform is given without --images.", rule="Only the prediction of images needs a device.")
-    from headrace.report.run_report import REPORT_FILE, read_compared, write_comparison, write_run_report
+    from headrace.report.comparison import read_compared
+    from headrace.report.run_report import REPORT_FILE, write_comparison, write_run_report
 
     runs = read_compared(args.paths)
     if args.images:
-        from headrace.report.run_summary import read_mapping
+        from headrace.report.run_files import read_mapping
         from headrace.run.image_results import write_image_results
         from headrace.telemetry.trackers import write_mistakes
 

@@ -165,7 +165,7 @@ def _wrapped(name: str, text: str, width: int | None) -> list[str]:
 
 
 def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
-    from headrace.report.run_summary import accuracy_lines
+    from headrace.report.run_files import accuracy_lines
 
     rows = [("" if place else "accuracy", line) for place, line in enumerate(accuracy_lines(run))]
     best = run.best

@@ -23,21 +23,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 from headrace.core.units import format_percent
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, page_policy, section
+from headrace.report.run_files import IMAGES_FILE, MACHINE_FILE, PLAN_FILE, PROFILE_FILE, SCHEDULE_FILE, read_files
 from headrace.report.run_report import comparison_page, results_section, run_names, run_page
-from headrace.report.run_summary import (
-    CONFIG_FILE,
-    IMAGES_FILE,
-    MACHINE_FILE,
-    PLAN_FILE,
-    PROFILE_FILE,
-    RUNNING,
-    SCHEDULE_FILE,
-    UNREADABLE,
-    RunSummary,
-    find_runs,
-    read_files,
-    read_summary,
-)
+from headrace.report.run_summary import CONFIG_FILE, RUNNING, UNREADABLE, RunSummary, find_runs, read_summary
 from headrace.report.sections import run_sections
 from headrace.telemetry.records import LOG_FILE, METRICS_FILE, REPORTS
 

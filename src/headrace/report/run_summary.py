@@ -12,10 +12,7 @@ from typing import Any
 from headrace.config.schema import all_options
 from headrace.core.files import LOCK_FILE, parse_json
 from headrace.core.units import format_duration, format_list
-from headrace.rows.metrics import METRICS
 from headrace.rows.row import Metric
-from headrace.telemetry.console import best_text
-from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import (
     METRICS_FILE,
     RunEnd,
@@ -25,7 +22,6 @@ from headrace.telemetry.records import (
     best_validation,
     monitor_of,
     parse_record,
-    report_file,
 )
 
 CONFIG_FILE = "config.json"
@@ -214,13 +210,13 @@ def _directories(place: Path) -> list[Path]:
 def _is_foreign(directory: Path) -> bool:
     """Say whether a config.json belongs to another program: one that can be read, and is not of our form."""
     try:
-        saved = _read_json(directory / CONFIG_FILE)
+        saved = read_json(directory / CONFIG_FILE)
     except (OSError, ValueError):
         return not any((directory / name).exists() for name in ("plan.json", METRICS_FILE))
     return not (isinstance(saved, dict) and isinstance(saved.get("values"), dict) and "origins" in saved)
 
 
-def _read_json(file: Path) -> Any:
+def read_json(file: Path) -> Any:
     if file.stat().st_size > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES:,} bytes")
     return parse_json(file.read_bytes(), _MOST_BYTES)
@@ -229,7 +225,7 @@ def _read_json(file: Path) -> Any:
 def read_summary(path: Path) -> RunSummary:
     """Return what is known of the run in a directory."""
     try:
-        saved = _read_json(path / CONFIG_FILE)
+        saved = read_json(path / CONFIG_FILE)
         if not isinstance(saved, dict) or not isinstance(saved.get("values"), dict):
             raise ValueError("it has no options")
     except (OSError, ValueError) as error:
@@ -338,86 +334,3 @@ def _flat(options: Mapping[str, object]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
-
-
-# The JSON files of a run directory: one that is missing or damaged is no error.
-
-
-PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE = "plan.json", "machine.json", "images.json", "schedule.json"
-PROFILE_FILE = "profile/profile.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFiles:
-    """What the files of a run hold, {} for those that cannot be read, and the validation report of its best result."""
-
-    summary: RunSummary
-    config: Mapping[str, Any] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    images: Mapping[str, Any] = field(default_factory=dict)
-    schedule: Mapping[str, Any] = field(default_factory=dict)
-    profile: Mapping[str, Any] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
-    report_step: int = 0
-    report_weights: str = ""
-
-
-def read_files(path: Path) -> RunFiles:
-    """Return what the files of a run hold."""
-    summary = read_summary(path)
-    report, step, weights = _newest_report(summary)
-    return RunFiles(
-        summary=summary,
-        config=read_mapping(path / CONFIG_FILE),
-        plan=read_mapping(path / PLAN_FILE),
-        machine=read_mapping(path / MACHINE_FILE),
-        images=read_mapping(path / IMAGES_FILE),
-        schedule=read_mapping(path / SCHEDULE_FILE),
-        profile=read_mapping(path / PROFILE_FILE),
-        report=report,
-        report_step=step,
-        report_weights=weights,
-    )
-
-
-def read_mapping(file: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds, {} where there is none."""
-    try:
-        found = _read_json(file) if file.is_file() else None
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def best_report(run: RunSummary) -> Mapping[str, Any]:
-    """Return the report of a run's best validation, {} where there is none."""
-    best = run.best
-    found = read_mapping(report_file(run.path, best.step)).get(best.weights) if best else None
-    return found if isinstance(found, dict) else {}
-
-
-def accuracy_lines(run: RunSummary) -> list[str]:
-    """Return the result of a run's best validation in words, with the classes that it never recognized."""
-    best = run.best
-    if best is None:
-        return []
-    if run.is_trial:
-        count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
-        return [f"not shown: a trial (--dry-run-steps), validated on {count} only"]
-    where = f"at epoch {best.epoch:.4g} ({best.num_samples:,} images{best.weights_text})"
-    values = {name: best.metric(name) for name in (run.start.metrics if run.start else METRICS)}
-    lines = [f"{best_text(values, run.start)} {where}"]
-    missed = never_recognized(best_report(run))
-    return [*lines, f"never recognized: {missed}"] if missed else lines
-
-
-def _newest_report(run: RunSummary) -> tuple[Mapping[str, Any], int, str]:
-    """Return (report, step, weights) of the best validation, or of the newest one whose report is there."""
-    newest_first = sorted(run.validations, key=lambda record: record.step, reverse=True)
-    for record in ([run.best] if run.best else []) + newest_first:
-        reports = read_mapping(report_file(run.path, record.step))
-        report = reports.get(record.weights)
-        if isinstance(report, dict):
-            return report, record.step, record.weights
-    return {}, 0, ""

@@ -19,7 +19,7 @@ from headrace.data.dataset import open_dataset
 from headrace.data.sets.samples import Source
 from headrace.engine.devices import start_run_devices
 from headrace.reference.entrance import override
-from headrace.report.run_summary import IMAGES_FILE
+from headrace.report.run_files import IMAGES_FILE
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, read_run
 from headrace.run.prediction import Prediction, read_image, softmax

@@ -29,7 +29,7 @@ from headrace.ops import conv2d
 from headrace.plan.draw.diagram import FORMATS, write_diagram
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.timeline import Table
-from headrace.report.run_summary import PROFILE_FILE
+from headrace.report.run_files import PROFILE_FILE
 from headrace.run.design import NOTHING, CustomParts, Design, design_run
 from headrace.telemetry.device_trace import (
     OpFacts,

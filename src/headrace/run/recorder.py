@@ -26,8 +26,8 @@ from headrace.engine.machine import describe_machine
 from headrace.engine.state import State
 from headrace.engine.step import Metrics
 from headrace.report.curve_svg import write_curve
+from headrace.report.run_files import MACHINE_FILE, read_mapping
 from headrace.report.run_report import write_run_report
-from headrace.report.run_summary import MACHINE_FILE, read_mapping
 from headrace.rows.metrics import OF_CLASSES
 from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design

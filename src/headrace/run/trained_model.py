@@ -36,7 +36,8 @@ from headrace.model.network import Network
 from headrace.model.zoo import build_network
 from headrace.report.curve_svg import draw_run
 from headrace.report.curves import Curves
-from headrace.report.run_summary import best_report, read_summary
+from headrace.report.run_files import best_report
+from headrace.report.run_summary import read_summary
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import (
