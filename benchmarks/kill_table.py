@@ -57,7 +57,7 @@ class Phase:
 
 
 PHASES = {
-    "join": Phase("headrace.job.control", "rendezvous"),
+    "join": Phase("headrace.job.join", "rendezvous"),
     "compile": Phase("headrace.run.training", "TracedCall.compile"),
     "training": Phase("headrace.run.training", "CallProgram.__call__", 4),
     "checkpoint": Phase("headrace.checkpoint.store", "_rename_into_place", 1),  # written, but without its name

@@ -190,7 +190,7 @@ def test_what_does_not_speak_our_language_is_hung_up_on() -> None:
 
 
 def test_a_place_alone_needs_nobody() -> None:
-    from headrace.job.control import current_monitor, join
+    from headrace.job.join import current_monitor, join
 
     info = ProcessInfo(process=0, num_processes=1, coordinator="127.0.0.1:1", detected_by="test")
     assert join(info) == info

@@ -10,16 +10,8 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import ProcessInfo
-from headrace.job.launch_request import (
-    LaunchRequest,
-    job_variables,
-    mpirun_command,
-    parse_launch_options,
-    script_and_arguments,
-    split_evenly,
-    srun_command,
-    user_variables,
-)
+from headrace.job.launch_commands import job_variables, mpirun_command, split_evenly, srun_command, user_variables
+from headrace.job.launch_request import LaunchRequest, parse_launch_options, script_and_arguments
 from headrace.job.launcher import choose_driver, process_command
 from headrace.job.local_processes import cores_per_process, describe_exit, process_gpus, process_variables, visible_gpus
 

@@ -8,27 +8,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.job.control import (  # noqa: F401
-        ProcessGroup,
-        check_consistency,
+    from headrace.job.consistency import check_consistency  # noqa: F401
+    from headrace.job.control import ProcessGroup, current_group  # noqa: F401
+    from headrace.job.detect_launcher import ProcessInfo, Restart, detect_process_info, detect_restart  # noqa: F401
+    from headrace.job.join import (  # noqa: F401
         check_devices_per_replica,
-        current_group,
         devices_of_this_process,
         is_watched,
         join_job,
         report_lost_process,
         watch_progress,
     )
-    from headrace.job.detect_launcher import ProcessInfo, Restart, detect_process_info, detect_restart  # noqa: F401
     from headrace.job.launch_request import LAUNCH_OPTIONS, LaunchRequest, parse_launch_options  # noqa: F401
     from headrace.job.launcher import launch  # noqa: F401
 
 _FILES = {
-    "control": (
-        *("ProcessGroup", "check_consistency", "check_devices_per_replica", "current_group"),
-        *("devices_of_this_process", "is_watched", "join_job", "report_lost_process", "watch_progress"),
-    ),
+    "consistency": ("check_consistency",),
+    "control": ("ProcessGroup", "current_group"),
     "detect_launcher": ("ProcessInfo", "Restart", "detect_process_info", "detect_restart"),
+    "join": (
+        *("check_devices_per_replica", "devices_of_this_process", "is_watched"),
+        *("join_job", "report_lost_process", "watch_progress"),
+    ),
     "launch_request": ("LAUNCH_OPTIONS", "LaunchRequest", "parse_launch_options"),
     "launcher": ("launch",),
 }

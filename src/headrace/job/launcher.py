@@ -19,19 +19,18 @@ from typing import IO
 from headrace.core.errors import ConfigError
 from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import SECRET
-from headrace.job.launch_request import LaunchRequest, is_python, mpirun_command, script_and_arguments, srun_command
+from headrace.job.launch_commands import mpirun_command, srun_command
+from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
 from headrace.job.liveness import LAST_MESSAGE
 from headrace.job.local_processes import (
-    JobEnd,
-    answers_ssh,
     describe_exit,
     print_line,
     process_variables,
     run_local,
-    run_with_restarts,
     start_process,
     visible_gpus,
 )
+from headrace.job.restarts import JobEnd, answers_ssh, run_with_restarts
 
 DISTRIBUTED_COMMANDS = ("train", "resume", "validate", "bench")  # those that can run in several processes
 # The reference's scripts, which also start if there is no file of that name.
