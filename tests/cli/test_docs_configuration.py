@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.cli.listings import options_markdown, params_markdown
 from headrace.cli.main import main
+from headrace.cli.options_text import options_markdown, params_markdown
 from headrace.config.schema import all_options
 
 PAGE = Path(headrace.__file__).parents[2] / "docs" / "configuration.md"

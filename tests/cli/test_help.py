@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.cli.help import REFERENCE_GROUP, SCREENS, HelpRequest, find_request
+from headrace.cli.help import HelpRequest, find_request
+from headrace.cli.help_screens import REFERENCE_GROUP, SCREENS
 from headrace.cli.main import main
 from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError

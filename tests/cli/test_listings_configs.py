@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.cli.listings import configs as main
+from headrace.cli.configs import configs as main
 from headrace.cli.options import parse, print_remarks, read_arguments
 from headrace.core.errors import ConfigError
 

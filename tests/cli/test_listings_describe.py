@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.listings import blocks_text, options_markdown, params_markdown, resolved_text
+from headrace.cli.options_text import blocks_text, options_markdown, params_markdown, resolved_text
 from headrace.config.load import resolve
 from headrace.config.params import TABLES
 from headrace.config.schema import all_options

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from headrace.cli.listings import devices as main
+from headrace.cli.devices import devices as main
 from headrace.cli.main import main as program
 from headrace.core.errors import ConfigError
 from headrace.engine.machine import _bfloat16, describe_machine

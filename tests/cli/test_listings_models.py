@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.cli.listings import models as main
+from headrace.cli.models import models as main
 from headrace.core.errors import ConfigError
 
 

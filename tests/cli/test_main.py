@@ -13,7 +13,7 @@ import pytest
 import headrace
 from headrace.cli import main as main_module
 from headrace.cli.main import COMMANDS, main
-from headrace.cli.options import break_line
+from headrace.cli.tables import break_line
 from headrace.core.errors import ConfigError, RunStopped
 
 SRC = Path(headrace.__file__).parent.parent

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.runs import compare
+from headrace.cli.compare import compare
+from headrace.cli.run_end import end_lines
 from headrace.cli.runs import main as runs
-from headrace.cli.train import end_lines
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.report.curves import Curves
 from headrace.report.run_report import comparison_page
@@ -233,7 +233,7 @@ LONG = "cifar_resnet8-a-name-of-many-words-20261117-135833"
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    for module in ("options", "runs"):
+    for module in ("tables", "runs", "compare"):
         monkeypatch.setattr(f"headrace.cli.{module}.terminal_width", lambda *_: width)
 
 
@@ -309,7 +309,7 @@ def test_the_table_at_the_end_of_a_run(place):
 
 
 def test_paths_of_the_table_stay_whole_on_a_narrow_terminal(place, monkeypatch):
-    monkeypatch.setattr("headrace.cli.train.terminal_width", lambda: 40)
+    monkeypatch.setattr("headrace.cli.run_end.terminal_width", lambda: 40)
     run = (place / "good").rename(place / "a name of several words that is longer than a line")
     for name in ("report.html", "curve.svg"):
         (run / name).write_text("")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.cli.listings import models as main
+from headrace.cli.models import models as main
 from headrace.model.context import Ctx
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

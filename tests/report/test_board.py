@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace.cli.runs import board
+from headrace.cli.board import board
 from headrace.core.errors import ConfigError
 from headrace.report.board_server import LOCAL, Access, make_server
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.cli.runs import report
+from headrace.cli.report import report
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.report.curves import Curves, draw_panels, thin
 from headrace.report.run_report import write_run_report

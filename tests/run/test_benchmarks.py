@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.cli.bench import SHIPPED, _print_table, add_arguments, read_entries
+from headrace.cli.bench import add_arguments
+from headrace.cli.benchmark_file import SHIPPED, _print_table, read_entries
 from headrace.cli.main import main
 from headrace.cli.options import read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.cli.predict import explain
+from headrace.cli.explain import explain
 from headrace.cli.predict import main as predict
 from headrace.cli.validate import main as validate
 from headrace.core.errors import ConfigError, DataError

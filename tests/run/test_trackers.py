@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.cli.runs import report as report_command
+from headrace.cli.report import report as report_command
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import Note, RunEnd, TrainRecord, ValidationRecord, read_records

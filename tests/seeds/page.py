@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 
-from headrace.cli.listings import options_markdown
+from headrace.cli.options_text import options_markdown
 from headrace.reference.entrance import REFERENCE
 from tests.seeds.checklist import FOLDER, checklist_markdown, command_status, summary_markdown
 from tests.seeds.option_tables import defaults_markdown, options_of_heading

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from headrace.cli.data import ACTIONS
-from headrace.cli.help import HELP_ALL, SCREENS
+from headrace.cli.help_screens import HELP_ALL, SCREENS
 from headrace.cli.main import COMMANDS
 from headrace.core.errors import ConfigError, did_you_mean
 

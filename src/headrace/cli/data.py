@@ -160,7 +160,8 @@ def _pack(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    from headrace.cli.options import parse, print_fitted
+    from headrace.cli.options import parse
+    from headrace.cli.tables import print_fitted
 
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="numbers of threads [1 and all]")

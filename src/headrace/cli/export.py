@@ -1,9 +1,8 @@
-"""`headrace export` and `convert`: weights or a network for other programs; a checkpoint of weights from elsewhere."""
+"""`headrace export`: weights or a network for other programs."""
 
 import argparse
-import sys
 
-from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights, read_arguments
+from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
@@ -82,35 +81,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platforms", default="cpu,cuda,tpu", metavar="LIST", help="platforms of stablehlo [cpu,cuda,tpu]"
     )
-
-
-# `headrace convert WEIGHTS --out DIR`: weights of a name, an address or a file as a checkpoint, without a dataset.
-
-
-_CONVERT = (
-    "Write weights from elsewhere as a checkpoint, which headrace predict, validate and export take. The network comes "
-    "with a known name; of a plain file it is named with --model, and the file's names say whose definition it is."
-)
-
-
-def convert(argv: list[str]) -> int:
-    """Run the command; return its exit code."""
-    parsed = read_arguments(argv, "headrace convert", _add_convert_arguments, _CONVERT)
-    from headrace.run.named_model import convert as write_checkpoint
-    from headrace.run.named_model import load_named
-    from headrace.weights.convert import table_lines
-
-    named = load_named(parsed.args.name, parsed.options)
-    model = named.model
-    print("\n".join(table_lines(named.loaded)))
-    print(*named.remarks, sep="\n", end="\n" if named.remarks else "", file=sys.stderr)
-    path = write_checkpoint(named, parsed.args.out)
-    size = sum(file.stat().st_size for file in path.iterdir())
-    print(f"{model.network.name}, {len(model.class_names):,} classes: {model.class_names[0]}, ...")
-    print(f"written: {path} ({format_bytes(size)})")
-    return 0
-
-
-def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="WEIGHTS", help="a known name, hf:OWNER/NAME, an address, or a file")
-    parser.add_argument("--out", type=local_path, metavar="DIR", required=True, help="directory of the checkpoint")

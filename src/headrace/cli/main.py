@@ -6,13 +6,13 @@ import importlib
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.cli.ctrl_c import INTERRUPTED, catch_ctrl_c, leave_on_ctrl_c
-from headrace.cli.help import HELP, HELP_ALL, SCREENS
+from headrace.cli.help_screens import HELP, HELP_ALL, SCREENS
+from headrace.cli.launch import launch
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, RunStopped, did_you_mean
 from headrace.core.process import leave_threads
@@ -36,24 +36,24 @@ COMMANDS = (
     Command("resume", "train", "resume", "resume a run from its last checkpoint"),
     Command("validate", "validate", "main", "measure the accuracy of a run's checkpoints"),
     Command("predict", "predict", "main", "predict the classes of images"),
-    Command("explain", "predict", "explain", "show where in an image a network found its class"),
+    Command("explain", "explain", "explain", "show where in an image a network found its class"),
     Command("export", "export", "main", "export weights or a network (ONNX, safetensors, .pth)"),
-    Command("convert", "export", "convert", "make a checkpoint of weights from elsewhere"),
-    Command("average", "validate", "average", "average checkpoints of a run, and validate the result"),
+    Command("convert", "convert", "convert", "make a checkpoint of weights from elsewhere"),
+    Command("average", "average", "average", "average checkpoints of a run, and validate the result"),
     Command("runs", "runs", "main", "list runs with their results"),
-    Command("compare", "runs", "compare", "print what differs between runs"),
-    Command("report", "runs", "report", "write a run's report, or a comparison, as an HTML file"),
-    Command("board", "runs", "board", "serve a live page of the runs in a directory"),
+    Command("compare", "compare", "compare", "print what differs between runs"),
+    Command("report", "report", "report", "write a run's report, or a comparison, as an HTML file"),
+    Command("board", "board", "board", "serve a live page of the runs in a directory"),
     Command("plan", "plan", "main", "print batches, steps and memory of a run, without a device"),
     Command("bench", "bench", "main", "measure the throughput of training or inference"),
-    Command("profile", "bench", "profile", "print where the time of the devices goes"),
-    Command("lr-find", "train", "lr_find", "find a learning rate by a short run, with a plot"),
-    Command("models", "listings", "models", "list the networks"),
-    Command("configs", "listings", "configs", "list and show recipes, with measured results"),
-    Command("devices", "listings", "devices", "list devices, their memory, and versions"),
+    Command("profile", "profile", "profile", "print where the time of the devices goes"),
+    Command("lr-find", "lr_find", "lr_find", "find a learning rate by a short run, with a plot"),
+    Command("models", "models", "models", "list the networks"),
+    Command("configs", "configs", "configs", "list and show recipes, with measured results"),
+    Command("devices", "devices", "devices", "list devices, their memory, and versions"),
     Command("data", "data", "main", "check, build, pack and measure datasets"),
     Command("completion", "completion", "main", "print the completion script of a shell"),
-    Command("launch", "main", "launch", "start the processes of a job, here or on other hosts"),
+    Command("launch", "launch", "launch", "start the processes of a job, here or on other hosts"),
 )
 _TOPICS = {
     "train": ("train", "resume", "lr-find"),
@@ -179,7 +179,7 @@ def _help() -> str:
 
 def print_error(error: HeadraceError, words: Iterable[str] = ()) -> None:
     """Print an error with its rule and remedy, on stderr, with the options under the names that `words` have."""
-    from headrace.cli.options import print_fitted
+    from headrace.cli.tables import print_fitted
 
     sys.stdout.flush()
     print_fitted(f"headrace: {_which_process()}{_as_typed(error.problem, words)}", sys.stderr)
@@ -211,40 +211,3 @@ def _which_process() -> str:
         place = detect_process_info(os.environ)
         return f"process {place.process}: " if place and place.process else ""
     return ""
-
-
-# `headrace launch` and `poprun`: start the processes of a job, here or on other hosts.
-
-
-USAGE = """usage: headrace launch --num-processes N [--num-replicas R] [--host A,B] -- PROGRAM
-
-Start N processes of one job, each with R / N replicas. PROGRAM is a command of
-headrace with its options (train --config NAME), or python with a script. On
-this host the processes are started and watched here; on others mpirun or srun
-does it. When one dies, hangs or fails, all end.
-"""
-
-
-def launch(argv: list[str], prog: str = "headrace launch") -> int:
-    """Run the command; return its exit code."""
-    from headrace.job import LAUNCH_OPTIONS, parse_launch_options
-
-    if argv and argv[0] in ("-h", "--help"):
-        print(USAGE)
-        for row in LAUNCH_OPTIONS:
-            if row.sets:
-                start, room = f"  {row.name} {row.metavar}", {"width": 80, "subsequent_indent": 31 * " "}
-                print(textwrap.fill(f"{start:30} {row.help}", break_on_hyphens=False, **room))
-        print("\n" + textwrap.fill(_poprun_names(), 80, break_on_hyphens=False))
-        return 0
-    from headrace.job import launch as start
-
-    return start(parse_launch_options(argv, prog))
-
-
-def _poprun_names() -> str:
-    from headrace.job import LAUNCH_OPTIONS
-
-    others = ", ".join(f"{row.also[0]} is {row.name}" for row in LAUNCH_OPTIONS if "--" in "".join(row.also))
-    idle = ", ".join(row.name for row in LAUNCH_OPTIONS if not row.sets)
-    return f"Command lines of poprun work as well: {others}; without effect here are {idle}."

@@ -5,7 +5,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import check_output, parse, print_fitted, print_remarks
+from headrace.cli.options import check_output, parse, print_remarks
+from headrace.cli.tables import print_fitted
 from headrace.core.local_path import local_path
 
 if TYPE_CHECKING:

@@ -1,24 +1,16 @@
-"""`headrace predict` and `explain`: the classes of images, and where in an image a network found its class."""
+"""`headrace predict`: the classes of images."""
 
 import argparse
 import csv
 import io
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import (
-    WHICH,
-    add_model_arguments,
-    add_path_argument,
-    check_output,
-    model_and_weights,
-    terminal_width,
-    writing,
-)
+from headrace.cli.options import WHICH, add_model_arguments, check_output, model_and_weights, writing
+from headrace.cli.tables import terminal_width
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
@@ -28,6 +20,7 @@ from headrace.core.units import format_percent
 if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
     from headrace.run.trained_model import TrainedModel
+
 
 SOME_UNREADABLE = 1
 _NARROWEST = 20  # characters of a file's name on a terminal
@@ -190,44 +183,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images at a time [32]")
-
-
-# `headrace explain RUN_DIR|CHECKPOINT IMAGE`: where in an image a network found its class, as a PNG.
-
-
-_EXPLAIN = (
-    "Explain a prediction with Grad-CAM: write the image as the network gets it, and beside it where the last blocks "
-    "of the network found evidence for the class."
-)
-
-
-def explain(argv: list[str]) -> int:
-    """Run the command; return its exit code."""
-    parser = Parser(prog="headrace explain", description=_EXPLAIN)
-    add_path_argument(parser)
-    parser.add_argument("image", metavar="IMAGE", type=local_path, help="an image file")
-    parser.add_argument("--class", dest="class_name", metavar="NAME", help="the class to explain [the one predicted]")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=local_path, help="PNG file to write [IMAGE_explained.png here]"
-    )
-    add_model_arguments(parser)
-    args = parser.parse_intermixed_args(argv)
-    name, which = model_and_weights(args.path, args.weights, args.use)
-    file = args.output or Path(f"{args.image.stem}_explained.png")
-    check_output(file, "-o")
-    from headrace.engine.devices import start_devices
-    from headrace.run.named_model import find_model
-    from headrace.run.prediction import draw_explanation
-    from headrace.run.prediction import explain as explain_image
-
-    model = find_model(name, which)
-    start_devices(args.platform, 1)
-    found = explain_image(model, args.image, args.class_name)
-    out = io.BytesIO()
-    draw_explanation(found).save(out, "PNG")
-    with writing(file, "-o"):
-        write_atomic(file, out.getvalue())
-    print(", ".join(f"{name} {format_percent(share)}" for name, share in found.best))
-    print(f"explained: {found.name}; left the image, then blocks {', '.join(found.maps)}")
-    print(f"written: {shlex.quote(str(file))}")
-    return 0
