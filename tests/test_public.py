@@ -19,7 +19,7 @@ MODULES: dict[str, ModuleType] = {
     **{f"headrace.{name}": getattr(headrace, name) for name in ("loops", "nn", "schedules")},
 }
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")])
-# These explain the inside of the package, or name what is deprecated or gone.
+# These explain the inside of the package, or name what is gone.
 MORE_THAN_PUBLIC = {"architecture.md", "versions.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 DOTTED = re.compile(r"`headrace\.([\w.]+)")
 
@@ -49,14 +49,6 @@ def test_public_names_are_there():
     assert headrace.load_checkpoint.__module__ == "headrace.checkpoint.store"
     with pytest.raises(AttributeError, match="no name nothing"):
         _ = headrace.nothing  # type: ignore[attr-defined]
-
-
-def test_a_deprecated_name_works_and_warns():
-    with pytest.warns(DeprecationWarning, match=r"headrace\.own_network is deprecated: it is headrace\.custom_network"):
-        assert headrace.own_network is headrace.custom_network  # type: ignore[attr-defined]
-    page = (ROOT / "docs" / "versions.md").read_text()
-    assert all(f"`headrace.{old}`" in page and f"`headrace.{new}`" in page for old, new in headrace._RENAMED.items())
-    assert all(f"`headrace.{old}`" in page for old in headrace._DEPRECATED)
 
 
 @pytest.mark.parametrize("name", VALUES)

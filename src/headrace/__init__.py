@@ -5,7 +5,6 @@ What is public, and how long a deprecated name stays, is in docs/versions.md.
 """
 
 import importlib
-import warnings
 
 from headrace.core import __version__
 
@@ -60,13 +59,6 @@ _HOME = {
     "read_records": "headrace.telemetry.records",
 }
 _MODULES = {"loops": "headrace.program.loops", "nn": "headrace.nn", "schedules": "headrace.schedules"}
-_RENAMED = {"own_network": "custom_network"}  # deprecated name: its name now
-# Deprecated names that still do what they did: where they are, and what to use.
-_DEPRECATED = {
-    "PipelineModel": ("headrace.run.pipeline_model", "headrace.Model"),
-    "resolve": ("headrace.reference.entrance", "headrace.Model, which takes options by keyword"),
-    "train": ("headrace.run.fit", "headrace.Model(...).fit(...)"),
-}
 
 __all__ = [
     "Callback",
@@ -157,14 +149,6 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> "Any":
     """Import a public name from the module that defines it."""
-    if name in _RENAMED:
-        message = f"headrace.{name} is deprecated: it is headrace.{_RENAMED[name]} now"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
-    if name in _DEPRECATED:
-        module, successor = _DEPRECATED[name]
-        warnings.warn(f"headrace.{name} is deprecated: use {successor}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(module), name)
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _HOME:

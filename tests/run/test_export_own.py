@@ -10,7 +10,7 @@ from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run.export_formats import ExportOptions, export_model
-from headrace.run.pipeline_model import PipelineModel
+from headrace.run.model import Model
 from headrace.run.trained_model import load_trained_model
 
 UNIT = Residual(body=Chain((("conv", Conv(channels=8)), ("bn", Norm()), ("relu", Relu()))))
@@ -28,9 +28,9 @@ def trained(tmp_path_factory):
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(32, 8, 8, 3)).astype(np.float32), rng.integers(0, 3, 32)
     folder = tmp_path_factory.mktemp("own")
-    model = PipelineModel(network, micro_batch_size=8, progress="none", log_dir=str(folder), run_name="r")
+    model = Model(network, config="none", micro_batch_size=8, progress="none", log_dir=str(folder), run_name="r")
     model.fit(images, labels, num_epochs=1)
-    return network, folder / "r", images, np.asarray(model.predict(images))
+    return network, folder / "r", images, model.logits(images)
 
 
 def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):

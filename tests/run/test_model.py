@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -216,21 +215,13 @@ def test_summary_plan_and_representations_are_short(fitted):
     assert repr(digits) == "DataSet(digits: 1,437 training and 360 validation images, 32x32x1, 10 classes)"
 
 
-@pytest.mark.parametrize("name", ["PipelineModel", "resolve", "train"])
-def test_old_names_work_and_warn(name):
-    with pytest.warns(DeprecationWarning, match=rf"headrace\.{name} is deprecated: use headrace\.Model"):
-        assert callable(getattr(headrace, name))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert name not in dir(headrace)
-
-
 def test_help_prints_no_environment(monkeypatch):
     import pydoc
 
+    from headrace.reference.entrance import resolve
+
     monkeypatch.setenv("SECRET_KEY_OF_THIS_TEST", "hunter2")
-    with pytest.warns(DeprecationWarning, match="resolve"):
-        text = pydoc.render_doc(headrace.resolve)  # type: ignore[attr-defined]
+    text = pydoc.render_doc(resolve)
     assert "hunter2" not in text
     assert "environ" in text
 

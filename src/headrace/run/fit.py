@@ -274,7 +274,7 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
     if not isinstance(resolved, Resolved):
         raise ConfigError(
             f"train was given a {type(resolved).__name__}.",
-            rule="It takes a configuration, as headrace.resolve returns it.",
+            rule="It takes a configuration, as `resolve` returns it.",
             remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
         )
     check_start(resolved, has_weights=custom.weights is not None)

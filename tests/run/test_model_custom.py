@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from headrace import custom_network
+from headrace import Model, custom_network
 from headrace.checkpoint.store import verify
 from headrace.core.errors import CheckpointError, ConfigError, DataError
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
 from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.run.fit import resume
-from headrace.run.pipeline_model import PipelineModel
 from headrace.run.validation import validate
 from tests.model.build import compute
 
@@ -87,12 +86,12 @@ FLAX = [("first", Block(8)), ("second", NnxBlock), ("pool", lambda x: x.mean((1,
 
 @pytest.fixture
 def make(tmp_path):
-    def build(blocks: Any = TRIPLES, **options: Any) -> PipelineModel:
+    def build(blocks: Any = TRIPLES, **options: Any) -> Model:
         places = {"log_dir": str(tmp_path / "runs"), "progress": "none"}
         batch = {"micro_batch_size": 4, "lr_schedule_params": {"initial_learning_rate": 0.01}}
         shape = {"input_shape": (8, 8, 3), "num_classes": 4} if isinstance(blocks, list) else {}
-        every: dict[str, Any] = shape | batch | places | options
-        return PipelineModel(blocks, **every)
+        every: dict[str, Any] = {"config": "none", "num_epochs": 1} | shape | batch | places | options
+        return Model(blocks, **every)
 
     return build
 
@@ -131,17 +130,17 @@ def test_every_plan_gives_the_weights_of_one_device(make, blocks, plan):
     assert [result.step for result in results] == [3, 3]
     assert_close(other.params, one.params)
     assert_close(other.stats, one.stats)
-    assert_close(results[1].state["ema"], jax.device_get(results[0].state["ema"]))
+    ema = [{k: v for k, v in final_state(result.directory).items() if k.startswith("ema")} for result in results]
+    assert ema[0]
+    assert_close(ema[1], ema[0])
     start = one.network.init(0)[0]
     assert min(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (start, one.params)), strict=True)) > 1e-3
 
 
 def test_evaluate_and_predict_are_those_of_the_functions(make):
     model = make(num_replicas=2, gradient_accumulation_count=2)
-    assert model.fit(IMAGES[:64], LABELS[:64], num_epochs=2, steps_per_epoch=3).step == 6  # 64 images fill 4
-    with pytest.raises(ConfigError, match="steps_per_epoch is 0"):
-        model.fit(IMAGES, LABELS, steps_per_epoch=0)
-    logits = model.predict(IMAGES[:37])
+    assert model.fit(IMAGES[:64], LABELS[:64], num_epochs=2, weight_updates_per_epoch=3).step == 6  # 64 images fill 4
+    logits = model.logits(IMAGES[:37], weights="raw")
     direct, _ = compute(model.network, model.params, model.stats, IMAGES[:37], Ctx(train=False))
     np.testing.assert_allclose(logits, direct, rtol=1e-5, atol=1e-6)
     report = model.evaluate(IMAGES[:37], LABELS[:37])
@@ -165,11 +164,12 @@ def test_bytes_are_preprocessed_and_floats_are_not(make):
     scaled = bytes_ / 255
     normal = (scaled - scaled.mean((0, 1, 2))) / scaled.std((0, 1, 2))
     kernel, bias = model.params["head"]["kernel"], model.params["head"]["bias"]
-    np.testing.assert_allclose(model.predict(bytes_[:5]), normal[:5].mean((1, 2)) @ kernel + bias, rtol=1e-4, atol=1e-5)
+    logits = model.logits(bytes_[:5], weights="raw")
+    np.testing.assert_allclose(logits, normal[:5].mean((1, 2)) @ kernel + bias, rtol=1e-4, atol=1e-5)
     with pytest.raises(DataError, match="trained on were uint8"):
-        model.predict(IMAGES)
-    again = make(network).load(result.directory)
-    np.testing.assert_array_equal(again.predict(bytes_[:5]), model.predict(bytes_[:5]))
+        model.logits(IMAGES)
+    again = make(network).load_weights(result.directory)
+    np.testing.assert_array_equal(again.logits(bytes_[:5]), model.logits(bytes_[:5]))
     assert [row["name"] for row in again.evaluate(bytes_, LABELS[:64])["classes"]] == ["a", "b", "c", "d"]
 
 
@@ -193,26 +193,26 @@ def test_weights_are_saved_loaded_and_trained_further(make, tmp_path):
     model = make(FLAX, ema_decay=0.9, gradient_accumulation_count=4)
     with pytest.raises(ConfigError, match="nothing to save"):
         model.save(tmp_path / "too_early")
-    before = model.predict(IMAGES[:5])
+    before = model.logits(IMAGES[:5], weights="raw")
     model.fit(IMAGES, LABELS)
     path = model.save(tmp_path / "mine")
     assert not verify(path)
     for weights in ("raw", "ema"):
-        again = make(FLAX, micro_batch_size=8, num_replicas=2).load(path)
+        again = make(FLAX, micro_batch_size=8, num_replicas=2).load_weights(path)
         np.testing.assert_allclose(
-            again.predict(IMAGES, weights=weights), model.predict(IMAGES, weights=weights), rtol=1e-5, atol=1e-6
+            again.logits(IMAGES, weights=weights), model.logits(IMAGES, weights=weights), rtol=1e-5, atol=1e-6
         )
-    assert np.abs(model.predict(IMAGES[:5]) - before).max() > 1e-3
-    still = make(FLAX, lr_schedule_params={"initial_learning_rate": 0.0}, bn_momentum=1).load(path)
+    assert np.abs(model.logits(IMAGES[:5], weights="raw") - before).max() > 1e-3
+    still = make(FLAX, lr_schedule_params={"initial_learning_rate": 0.0}, bn_momentum=1).load_weights(path)
     still.fit(IMAGES, LABELS)
     assert_close(still.params, model.params, 0)
     with pytest.raises(CheckpointError, match="does not fit"):
-        make(TRIPLES).load(path)
+        make(TRIPLES).load_weights(path)
     (tmp_path / "notes").mkdir()
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         model.save(tmp_path / "notes")
     with pytest.raises(CheckpointError, match="not a run directory"):
-        model.load(tmp_path / "notes")
+        model.load_weights(tmp_path / "notes")
 
 
 def test_batch_norms_bring_their_momentum(make):
@@ -258,8 +258,8 @@ def test_bad_data_is_refused_before_anything_starts(make, tmp_path):
         (lambda: model.fit(IMAGES[:3], LABELS[:3]), "One step takes 4 samples"),
         (lambda: model.evaluate(IMAGES, LABELS[:5]), "96 images, but 5 labels"),
         (lambda: model.evaluate(IMAGES, LABELS, weights="mean"), "weights is 'mean'"),
-        (lambda: model.predict(IMAGES, weights="ema"), "weights is 'ema'"),
-        (lambda: model.predict(IMAGES[0]), "one image, not an array of images"),
+        (lambda: model.logits(IMAGES, weights="ema"), "weights is 'ema'"),
+        (lambda: model.logits(IMAGES[0]), "one image, not an array of images"),
         (lambda: make(validation=True).fit(IMAGES, LABELS), "no validation_data"),
         (lambda: make(Conv(channels=3)), "list of blocks|needs input_shape"),
     ]
