@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.config.load import Resolved, to_saved
+from headrace.config.params import complete
 from headrace.config.schema import all_options, build_parser, take_options
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import (
@@ -457,3 +458,41 @@ def test_options_without_effect_are_listed_with_their_reasons():
     for option in ("standard_imagenet (", "on_demand (", "gather_conv_output ("):
         assert option in text
     assert not any("without effect" in note for note in read("--momentum 0.5").notes)
+
+
+def test_the_choices_of_document_000_have_settings_that_work():
+    """LARS and polynomial are named there without their settings; document 001 states those of its application."""
+    lars = read("--application tf2 --optimizer lars").config.learning
+    assert lars.optimizer_params == {"momentum": 0, "weight_decay": 0.0, "eeta": 0.001, "epsilon": 0.0}
+    more = read("--application tf2 --optimizer lars --optimizer-params momentum=0.9,eeta=0.01").config.learning
+    assert more.optimizer_params == {"momentum": 0.9, "weight_decay": 0.0, "eeta": 0.01, "epsilon": 0.0}
+    curve = read("--application tf2 --lr-schedule polynomial").config.learning
+    wanted = {"initial_learning_rate": 0.0001, "power": 2.0, "end_learning_rate_ratio": 1e-5}
+    assert curve.lr_schedule_params == wanted
+    assert complete("lr_schedule", "polynomial", curve.lr_schedule_params)["power"] == 2
+    assert complete("optimizer", "lars", lars.optimizer_params)["eeta"] == 0.001
+    saved = from_saved(json.loads(json.dumps(to_saved(read("--application tf2 --optimizer lars")))))
+    assert override(saved, {"optimizer": "sgd"}).config.learning.optimizer_params == {"momentum": 0}
+    with pytest.raises(ConfigError, match="lacks weight_decay"):  # ours says what it needs
+        resolve({"optimizer": "lars"}, "none", environ={})
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("--no-hostside-norm", "hostside_norm off (command line) changes nothing"),
+        ("--eight-bit-io", "eight_bit_transfer on (command line) changes nothing"),
+        (
+            "--pipeline-schedule Grouped",
+            "pipeline_schedule Grouped (command line) has no effect without pipeline stages",
+        ),
+    ],
+)
+def test_what_changes_nothing_is_noted(line, note):
+    first = "--application tf1 --dataset cifar-10"
+    resolved = read(f"{first} {line}")
+    on_device = [one.config.data.accelerator_side_preprocess for one in (resolved, read(first))]
+    assert on_device == [True, True]
+    assert any(text.startswith(note) for text in resolved.notes), resolved.notes
+    acting = read(f"{first} --hostside-norm --eight-bit-io").notes
+    assert not any("changes nothing" in text for text in acting)

@@ -381,6 +381,12 @@ def _idle_filter(option: str) -> Remark:
 
 
 PIPELINE_NOTES = (
+    idle(
+        "pipeline_schedule",
+        "without pipeline stages",
+        lambda facts: facts.asked("pipeline_schedule") and facts.config.pipeline.num_stages == 1,
+        refused=False,
+    ),
     _idle_filter("split_include_filter"),
     _idle_filter("split_exclude_filter"),
     *(

@@ -472,6 +472,30 @@ _TF2: Mapping[str, Any] = {
 }
 
 
+# Settings of the choices that the document of tf2 names without them, by the option that chooses. LARS and polynomial
+# have those of tf1. The decay of LARS is left to weight_decay, which that application has beside it.
+TF2_SETTINGS: Mapping[str, tuple[str, Mapping[str, Mapping[str, float]]]] = {
+    "optimizer": (
+        "optimizer_params",
+        {"lars": {"weight_decay": 0.0, "eeta": _COMMON["lars_eeta"], "epsilon": _COMMON["lars_epsilon"]}},
+    ),
+    "lr_schedule": (
+        "lr_schedule_params",
+        {
+            "polynomial": {
+                "power": _COMMON["poly_lr_decay_power"],
+                "end_learning_rate_ratio": _COMMON["poly_lr_end_ratio"],
+            }
+        },
+    ),
+}
+# Options of tf1 that say what is so without them, and why.
+SO_ANYWAY: Mapping[str, tuple[bool, str]] = {
+    "hostside_norm": (False, "images are normalised on the device unless --hostside-norm is given"),
+    "eight_bit_transfer": (True, "images cross to the device as 8 bits wherever it normalises them"),
+}
+
+
 def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
     """Return the defaults of application tf2 where they differ from ours.
 

@@ -14,7 +14,16 @@ from headrace.config.schema import all_options, options_in
 from headrace.config.section_model import find_variant
 from headrace.config.section_run import stages_of_splits
 from headrace.core.errors import ConfigError
-from headrace.reference.tables import BY_OPTION, ROWS, OptionRow, Reference, tf1_defaults, tf2_defaults
+from headrace.reference.tables import (
+    BY_OPTION,
+    ROWS,
+    SO_ANYWAY,
+    TF2_SETTINGS,
+    OptionRow,
+    Reference,
+    tf1_defaults,
+    tf2_defaults,
+)
 from headrace.rows.values import format_value
 
 # The splits of a tf1 pipeline: they must be named, and the error for missing names lists the possible ones.
@@ -288,7 +297,7 @@ def translate(found: Found) -> Translated:
         if is_given(asked, name):
             source[name] = asked[name]
         ordinary[name] = Given(value=None, origin=DEFAULT)
-    return Translated(options=ordinary, source=source, notes=(*dropped, *notes, *_no_effect(given)))
+    return Translated(options=ordinary, source=source, notes=(*dropped, *notes, *_no_effect(given), *_so_anyway(asked)))
 
 
 _KNOWN = {**all_options(), **options_in({"reference": Reference})}
@@ -305,6 +314,15 @@ def _no_effect(given: Mapping[str, Given]) -> tuple[str, ...]:
         if row.option in given and given[row.option].value in row.same
     ]
     return (*((f"without effect: {listed}",) if rows else ()), *alike)
+
+
+def _so_anyway(asked: Found) -> list[str]:
+    """Return a note on each typed option of tf1 that says what is so without it."""
+    return [
+        f"{describe(asked, name)} changes nothing: {why}."
+        for name, (value, why) in (SO_ANYWAY.items() if _is_tf1(asked) else ())
+        if asked[name].origin == COMMAND_LINE and asked[name].value is value and not asked["hostside_norm"].value
+    ]
 
 
 def _defaults(application: str, found: Found) -> dict[str, Any]:
@@ -399,6 +417,11 @@ class _Work:
         for name in self.defaults:
             if name not in THEIRS and not is_given(self.found, name) and self.value_of(name) != self.found[name].value:
                 settled[name] = Given(value=self.value_of(name), origin=self.of_defaults)
+        for choice, (mapping, settings) in TF2_SETTINGS.items() if self.application == "tf2" else ():
+            if chosen := settings.get(self.value_of(choice)):
+                given = settled[mapping]
+                origin = given.origin if given.origin.is_given else self.of_defaults
+                settled[mapping] = Given(value={**chosen, **given.value}, origin=origin)
         keys: dict[str, dict[str, _Key]] = {name: {} for name in MAPPINGS}
         for row in ROWS:
             self._apply(row, settled, keys, notes)
