@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,73 @@ def test_a_tracker_that_fails_is_told_once_and_left_alone():
 
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run(quick, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for option in ("wandb", "tensorboard"):
+    for option in ("wandb", "tensorboard", "mlflow"):
         with pytest.raises(ConfigError, match=rf"pip install 'headrace\[{option}\]'"):
             refuse_missing(quick(**{option: True}).config.logging)
+
+
+def test_mlflow_is_told_every_number_and_a_resume_continues_its_run(quick, monkeypatch):
+    """With a stand-in for the package, which is too large for the tests; the next test reads what the package wrote."""
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    class Client:
+        def __init__(self, tracking_uri):
+            calls.append(("open", (tracking_uri,), {}))
+
+        def __getattr__(self, name):
+            def called(*given, **named):
+                calls.append((name, given, named))
+                made = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+                return {"create_run": made, "create_experiment": "7"}.get(name)
+
+            return called
+
+    def entity(*given):
+        return given
+
+    package, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    vars(package)["MlflowClient"] = Client
+    vars(entities).update(Metric=entity, Param=entity)
+    package.__spec__ = importlib.util.spec_from_loader("mlflow", None)
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "true")
+    result = train(quick(**QUICK, mlflow=True))
+    assert calls[0] == ("open", ((result.directory / "mlflow").resolve().as_uri(),), {})
+    batches = [named for name, _, named in calls if name == "log_batch"]
+    assert all(len(batch.get("params", ())) <= 100 for batch in batches)
+    options = {key: value for batch in batches for key, value in batch.get("params", ())}
+    assert options["num_epochs"] == "2"
+    told = {(key, step): value for batch in batches for key, value, _, step in batch.get("metrics", ())}
+    for record in read_records(result.directory):
+        if isinstance(record, TrainRecord):
+            assert told["train/loss", record.step] == record.loss
+        if isinstance(record, ValidationRecord):
+            assert told[f"validation/{record.weights}/macro_f1", record.step] == record.metrics["macro_f1"]
+    assert told["run/time_to_train", 8] > 0, "at the last step"
+    assert ("set_tag", ("r1", "outcome", "finished"), {}) in calls
+    assert calls[-1] == ("set_terminated", ("r1",), {})
+    calls.clear()
+    resume(result.directory, {"num_epochs": 3, "mlflow": True})
+    assert "create_run" not in {name for name, _, _ in calls}
+    assert calls[1] == ("set_terminated", ("r1", "RUNNING"), {})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed")
+def test_mlflow_files_have_the_numbers(quick, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "true")
+    result = train(quick(**QUICK, mlflow=True))
+    (place,) = (result.directory / "mlflow").glob("*/*/metrics")
+    lines = (place / "train" / "loss").read_text().splitlines()  # of each: time, value, step
+    losses = [
+        (record.loss, record.step) for record in read_records(result.directory) if isinstance(record, TrainRecord)
+    ]
+    assert [(float(line.split()[1]), int(line.split()[2])) for line in lines] == losses
+    assert (place.parent / "params" / "num_epochs").read_text() == "2"
+    assert list((place.parent / "artifacts").glob("validation/raw/confusion_matrix/*.png"))
+    assert not [r for r in read_records(result.directory) if isinstance(r, Note) and "failed" in r.text]

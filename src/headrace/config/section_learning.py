@@ -382,6 +382,9 @@ class Logging:
     report: bool = option(True, "Write report.html, with curves and results, when a process of the run ends.")
     tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
     wandb: bool = option(False, "Track the run with Weights & Biases, offline if nobody is logged in (extra wandb).")
+    mlflow: bool = option(
+        False, "Track the run with MLflow, in the run's directory or at MLFLOW_TRACKING_URI (extra mlflow)."
+    )
     histograms: bool = option(
         False, "Send histograms of each block's weights and gradients to TensorBoard and W&B with every record."
     )

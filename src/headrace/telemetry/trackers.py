@@ -1,4 +1,4 @@
-"""Trackers: the records of a run for TensorBoard and Weights & Biases, if they are installed.
+"""Trackers: the records of a run for TensorBoard, Weights & Biases and MLflow, if they are installed.
 
 A failure of a tracker (no login, no network, a full disk) is reported once and never stops the run.
 """
@@ -10,9 +10,11 @@ import inspect
 import io
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +42,8 @@ _MOST_BYTES = 64 << 20  # of a validation report
 _MOST_CLASSES, _LEGIBLE, _NAME = 360, 12, 24  # in a confusion matrix; pixels of a cell with a name; letters of a name
 _RIGHT, _WRONG = np.array((0, 114, 178)), np.array((213, 94, 0))  # safe for color-blind eyes
 _WAIT_SECONDS = 30  # for a server that does not answer
-_PACKAGES = {"wandb": ("wandb", "wandb"), "tensorboard": ("tensorboardX", "tensorboard")}  # option: (module, extra)
+MLFLOW_DIR, MLFLOW_ID_FILE = "mlflow", "mlflow_run.json"
+_BATCH, _PARAMETER = 100, 500  # of MLflow: entries in a call; letters of a parameter, as older servers take them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,11 @@ class Tracker(Protocol):
 
 def refuse_missing(logging: Logging) -> None:
     """Raise ConfigError if a requested tracker is not installed, before anything starts."""
-    for option, (module, extra) in _PACKAGES.items():
-        if getattr(logging, option) and importlib.util.find_spec(module) is None:
+    for row in TRACKERS:
+        if getattr(logging, row.option) and importlib.util.find_spec(row.module) is None:
             raise ConfigError(
-                f"--{option} is given, but the package {module} is not installed.",
-                remedy=f"pip install 'headrace[{extra}]', or remove --{option}.",
+                f"--{row.option} is given, but the package {row.module} is not installed.",
+                remedy=f"pip install 'headrace[{row.option}]', or remove --{row.option}.",
             )
 
 
@@ -324,11 +327,80 @@ def _logged_in(wandb: Any) -> bool:
         return False
 
 
+class MLflow:
+    """A run of MLflow: on the server that MLFLOW_TRACKING_URI names, else in files in the run's directory."""
+
+    def __init__(self, about: RunDescription, notify: Notify) -> None:
+        place = about.directory / MLFLOW_DIR
+        address = os.environ.get("MLFLOW_TRACKING_URI") or place.resolve().as_uri()
+        if address.startswith("file:"):
+            # MLflow reads these when it is imported or opens a store: newer versions refuse files unless told so, since
+            # they would rather have a database; and nothing is to be sent anywhere.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        self._mlflow: Any = importlib.import_module("mlflow")
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._client = self._mlflow.MlflowClient(tracking_uri=address)
+        self._step = about.step
+        known = _known_run(about.directory / MLFLOW_ID_FILE)  # a resumed run continues its MLflow run
+        if known:
+            self._id = known["id"]
+            self._client.set_terminated(self._id, "RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "headrace"
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        self._id = self._client.create_run(number, run_name=about.name).info.run_id
+        write_atomic(about.directory / MLFLOW_ID_FILE, json.dumps({"id": self._id}).encode())
+        parameter = self._entities.Param
+        options = [parameter(key, str(value)[:_PARAMETER]) for key, value in about.options.items() if value is not None]
+        for first in range(0, len(options), _BATCH):
+            self._client.log_batch(self._id, params=options[first : first + _BATCH])
+        self._client.log_dict(self._id, dict(about.plan), "plan.json")
+        if address.startswith("file:"):
+            notify(f"mlflow: the run is kept in {place}", "info")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._step, now = step, round(1000 * time.time())
+        numbers = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=numbers)
+
+    def image(self, step: int, name: str, pixels: np.ndarray) -> None:
+        self._client.log_image(self._id, pixels, artifact_file=f"{name}/step_{step:08d}.png")
+
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Take none: MLflow has no histograms."""
+
+    def summary(self, values: Mapping[str, object]) -> None:
+        """Write numbers as metrics, and words as tags."""
+        self.scalars(self._step, {name: value for name, value in values.items() if isinstance(value, float)})
+        for name, value in values.items():
+            if isinstance(value, str) and value:
+                self._client.set_tag(self._id, name, value)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerRow:
+    """One tracker: the option that asks for it, which is also the name of its extra, and the module that it needs."""
+
+    option: str
+    module: str
+    open: Callable[[RunDescription, Logging, Notify], Tracker]
+
+
+TRACKERS = (
+    TrackerRow(option="tensorboard", module="tensorboardX", open=lambda about, logging, notify: TensorBoard(about)),
+    TrackerRow(option="wandb", module="wandb", open=WeightsAndBiases),
+    TrackerRow(option="mlflow", module="mlflow", open=lambda about, logging, notify: MLflow(about, notify)),
+)
+
+
 def make_trackers(logging: Logging, about: RunDescription, notify: Notify) -> list[TrackerSink]:
     """Return the sinks of the trackers that are asked for; `notify` hears of their troubles."""
-    sinks, place = [], about.directory
-    if logging.tensorboard:
-        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), notify, place))
-    if logging.wandb:
-        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, notify), notify, place))
-    return sinks
+    asked = [row for row in TRACKERS if getattr(logging, row.option)]
+    return [
+        TrackerSink(row.option, partial(row.open, about, logging, notify), notify, about.directory) for row in asked
+    ]
