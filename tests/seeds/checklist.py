@@ -23,6 +23,7 @@ MARK = re.compile(
 # What a status begins with, and what it is called in the summary.
 KINDS = {
     "works": "works, in the suite",
+    "partly: ": "partly",
     "ran ": "slow: ran on the date given",
     "no counterpart: ": "no counterpart",
     "not measured: ": "not measured",
@@ -50,6 +51,8 @@ def command_status(command: SeedCommand) -> str:
     """Return whether a command of a document works here, and how that is known."""
     if command.kind == NOT_OURS and not command.here:
         return f"no counterpart: {command.does}"
+    if command.partly:
+        return f"partly: {command.partly} (`tests/test_seed_commands.py`)"
     if command.test:
         return f"works (`tests/{command.test}`)"
     if command.kind == "variable" or command.refused or command.run == "quick" or command.kind == "help":
@@ -97,7 +100,7 @@ def all_items() -> list[Item]:
 
 def summary_markdown() -> str:
     """Return how many items there are of each status, by document."""
-    lines = [f"| document | items | {' | '.join(KINDS.values())} |", "|---|---|---|---|---|---|"]
+    lines = [f"| document | items | {' | '.join(KINDS.values())} |", f"|---|---|{'---|' * len(KINDS)}"]
     totals: Counter[str] = Counter()
     for document in DOCUMENTS:
         counts = Counter(item.kind for item in items_of(document))

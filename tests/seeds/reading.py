@@ -39,6 +39,7 @@ class SeedCommand:
     refused: str = ""
     run: str = ""
     ran: str = ""  # when a slow one was last executed
+    partly: str = ""  # what does not happen as typed, and what to type for it
     here: str = ""  # what to type in the place of a command that is not ours
     test: str = ""  # where that is tested
     file: str = ""
