@@ -142,12 +142,20 @@ def test_a_run_is_finished_by_its_records_wherever_its_checkpoints_are(tmp_path)
 
 def test_the_newest_efficientnet_is_validated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("b", "a")):
-        place = tmp_path / "runs" / f"efficientnet_b0-cifar10-{name}"
+    runs = {
+        "efficientnet_b0-cifar10-b": ("efficientnet_b0", "cifar10"),
+        "effnet": ("efficientnet_b0", "cifar10"),
+        "later": ("efficientnet_b0", "imagenet"),
+        "other": ("cifar_resnet8", "cifar10"),
+        "efficientnet_b0-cifar10-broken": None,
+    }
+    for number, (name, facts) in enumerate(runs.items()):
+        place = tmp_path / "runs" / name
         place.mkdir(parents=True)
-        (place / "config.json").write_text("{}")
+        values = {"values": {"model_name": facts[0], "dataset": facts[1]}} if facts else {}
+        (place / "config.json").write_text(json.dumps(values))
         os.utime(place / "config.json", (number, number))
-    assert SCRIPTS["efficientnet_CIFAR10_inference"]([]) == ["validate", "runs/efficientnet_b0-cifar10-a", "--last"]
+    assert SCRIPTS["efficientnet_CIFAR10_inference"]([]) == ["validate", "runs/effnet", "--last"]
 
 
 def python_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -316,7 +316,8 @@ def inference(argv: list[str]) -> list[str]:
     if argv and (not argv[0].startswith("-") or _asks_for_help(argv)):
         return ["validate", *argv]
     log_dir, _ = take_value(argv, "--log-dir")
-    found = sorted(Path(log_dir or "runs").glob("efficientnet_b0-cifar10-*/config.json"))
+    runs = sorted(Path(log_dir or "runs").glob("*/config.json"))
+    found = [file for file in runs if _is_efficientnet_on_cifar10(file)]
     if not found:
         raise ConfigError(
             f"There is no run of an EfficientNet on CIFAR-10 in {log_dir or 'runs'}.",
@@ -324,6 +325,15 @@ def inference(argv: list[str]) -> list[str]:
         )
     newest = max(found, key=lambda file: file.stat().st_mtime).parent
     return ["validate", str(newest), "--last", *argv]
+
+
+def _is_efficientnet_on_cifar10(file: Path) -> bool:
+    """Say whether a run's configuration is one, whatever the run is called."""
+    try:
+        values = parse_json(file.read_bytes())["values"]
+        return (values["model_name"], values["dataset"]) == ("efficientnet_b0", "cifar10")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 SCRIPTS: Mapping[str, Callable[[list[str]], list[str]]] = {
