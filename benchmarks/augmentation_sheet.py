@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from headrace.config.load import config_from
-from headrace.config.section_data import RAND_AUGMENT_OPERATIONS
+from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
 from headrace.data.augmentation.augment import preprocess_spec
 from headrace.data.dataset import describe_dataset
 from headrace.data.feeding.order import fetch

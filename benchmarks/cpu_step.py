@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.load import config_from
-from headrace.config.section_model import find_variant
+from headrace.config.networks import find_variant
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 from headrace.model.zoo import build_network

@@ -24,7 +24,7 @@ import torchvision  # pyright: ignore[reportMissingImports]
 from timm.models import get_pretrained_cfg, list_pretrained  # pyright: ignore[reportMissingImports]
 
 from headrace.config.load import config_from
-from headrace.config.section_model import OPTION_FAMILIES, find_variant
+from headrace.config.networks import OPTION_FAMILIES, find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.custom_block import weights_like

@@ -8,7 +8,7 @@ from headrace.cli.main import main
 from headrace.config.field import TRANSLATED, Origin
 from headrace.config.load import resolve, resolve_code
 from headrace.config.schema import all_options
-from headrace.config.section_run import NO_EFFECT, describe_without_effect, without_effect
+from headrace.config.section_compiler import NO_EFFECT, describe_without_effect, without_effect
 
 
 def test_nothing_is_said_where_nothing_was_asked():

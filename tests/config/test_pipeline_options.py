@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.command_line import build_parser, take_options
 from headrace.config.load import Resolved, config_from, resolve
-from headrace.config.schema import Pipeline, build_parser, take_options
+from headrace.config.schema import Pipeline
 from headrace.core.errors import ConfigError
 
 

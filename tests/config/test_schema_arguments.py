@@ -2,8 +2,8 @@
 
 import pytest
 
+from headrace.config.command_line import build_parser, take_options
 from headrace.config.load import resolve
-from headrace.config.schema import build_parser, take_options
 from headrace.core.errors import ConfigError
 
 

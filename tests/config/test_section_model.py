@@ -3,8 +3,9 @@
 import pytest
 
 from headrace.config.load import config_from, override, resolve
+from headrace.config.networks import FAMILIES, OPTION_FAMILIES, VARIANTS
 from headrace.config.schema import all_options
-from headrace.config.section_model import FAMILIES, OPTION_FAMILIES, VARIANTS, norm_choice
+from headrace.config.section_model import norm_choice
 from headrace.core.errors import ConfigError
 from headrace.model.zoo import ROWS
 

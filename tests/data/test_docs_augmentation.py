@@ -9,7 +9,7 @@ import pytest
 import headrace
 from headrace.cli.options import parse
 from headrace.config.schema import SECTIONS, all_options
-from headrace.config.section_data import RAND_AUGMENT_OPERATIONS
+from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
 
 PAGE = Path(headrace.__file__).parents[2] / "docs" / "augmentation.md"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not run from the repository")

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from headrace.config.section_model import VARIANTS, find_variant
+from headrace.config.networks import VARIANTS, find_variant
 from headrace.model.activations import Activation
 from headrace.model.build_options import DIALECTS, BuildOptions
 from headrace.model.composite import Chain, Residual

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.config.section_model import find_variant
+from headrace.config.networks import find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.composite import Residual

@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.ops.native_inference import (
-    ConstantUnit,
-    Gate,
-    conv_bias,
-    find_bottleneck,
-    find_dense,
-    find_gate,
-)
+from headrace.ops.native_inference import ConstantUnit, Gate, conv_bias, find_bottleneck, find_dense, find_gate
 from headrace.ops.native_kernels import find_window
 from headrace.ops.native_units import BatchNorm
 from headrace.ops.tracing import collecting, constant, using, weights_are_constant

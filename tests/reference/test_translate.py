@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from headrace.config.command_line import build_parser, take_options
 from headrace.config.load import Resolved, to_saved
 from headrace.config.params import complete
-from headrace.config.schema import all_options, build_parser, take_options
+from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import (
     detect_application,

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from headrace.config.field import find_option, option_names
-from headrace.config.section_run import EVERYWHERE, NO_EFFECT
+from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
 from headrace.reference.entrance import known_options
 from headrace.reference.tables import BY_OPTION, tf1_defaults, tf2_defaults
 from headrace.rows.values import BOOL, format_value

@@ -18,14 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.telemetry.console import (
-    BarConsole,
-    LineFormatter,
-    PlainConsole,
-    duration,
-    live_line,
-    make_console,
-)
+from headrace.telemetry.console import BarConsole, LineFormatter, PlainConsole, duration, live_line, make_console
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,

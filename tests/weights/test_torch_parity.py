@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.config.section_model import OPTION_FAMILIES, find_variant
+from headrace.config.networks import OPTION_FAMILIES, find_variant
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
 from headrace.weights.convert import export_names, load_into

@@ -3,18 +3,15 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.cli.options import read_arguments
+from headrace.cli.validate import Table
 from headrace.config.field import COMMAND_LINE
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.reference.entrance import known_options, without_recipe
 from headrace.rows.values import format_value
-
-if TYPE_CHECKING:
-    pass
-from headrace.cli.validate import Table
 
 _AVERAGE = (
     "Average the newest checkpoints of a run in float64: their mean, or an exponential average. The result is a "

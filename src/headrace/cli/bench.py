@@ -5,12 +5,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import (
-    check_output,
-    print_remarks,
-    read_config_arguments,
-    resolve_arguments,
-)
+from headrace.cli.benchmark_file import MODES, PRINTED, append, run_entries
+from headrace.cli.options import check_output, print_remarks, read_config_arguments, resolve_arguments
 from headrace.config.field import COMMAND_LINE
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
@@ -19,7 +15,6 @@ from headrace.core.units import format_bytes, format_measured
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
     from headrace.run.benchmarks import BenchResult, InferenceResult
-from headrace.cli.benchmark_file import MODES, PRINTED, append, run_entries
 
 DESCRIPTION = (
     "Measure training (the real feed and device loop, without validation, records and checkpoints) or inference. With "
@@ -57,7 +52,7 @@ def main(argv: list[str]) -> int:
 def _print_without_effect(resolved: "Resolved") -> None:
     import jax
 
-    from headrace.config.section_run import describe_without_effect
+    from headrace.config.section_compiler import describe_without_effect
 
     for text in describe_without_effect(resolved.config, jax.default_backend(), resolved.origins):
         print(f"note: {text}", file=sys.stderr)

@@ -11,20 +11,14 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace.cli.options import (
-    Parsed,
-    writing,
-)
+from headrace.cli.options import Parsed, writing
 from headrace.config.field import normalise_name, option_names
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.files import parse_json
 from headrace.core.units import format_measured
 from headrace.reference.entrance import known_options
-
-if TYPE_CHECKING:
-    pass
 
 
 def append(output: Path | None, line: str) -> None:

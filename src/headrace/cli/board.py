@@ -1,14 +1,10 @@
 """`headrace board`: a live page, on this machine."""
 
 import secrets
-from typing import TYPE_CHECKING
 
-from headrace.config.schema import Parser
-from headrace.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 from headrace.cli.runs import add_place, refuse_missing
+from headrace.config.command_line import Parser
+from headrace.core.errors import ConfigError
 
 _BOARD = (
     "Serve a page of the runs in a directory: a list to sort, filter and compare, and each run's report, updated while "

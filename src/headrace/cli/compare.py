@@ -5,16 +5,11 @@ import string
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from headrace.cli.tables import Column, print_fitted, shorten, table_lines, terminal_width
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
-
-if TYPE_CHECKING:
-    pass
-
 
 _COMPARE = "Print the options in which runs differ, and their results side by side. Nothing in them is changed."
 # Characters of a value on a terminal: the most of any, and what all have room for before runs are put below others.

@@ -190,7 +190,7 @@ def _values(flag: str, before: list[str]) -> Candidates:
 
 
 def _models() -> Candidates:
-    from headrace.config.section_model import VARIANTS
+    from headrace.config.networks import VARIANTS
 
     yield from ((variant.name, f"{variant.image_size} pixels") for variant in VARIANTS.values())
 

@@ -2,18 +2,14 @@
 
 import argparse
 import shutil
-from typing import TYPE_CHECKING
 
 from headrace.cli.options import print_remarks, read_arguments
-from headrace.config.schema import Parser
+from headrace.cli.options_text import blocks_text, options_markdown, params_markdown, resolved_text
+from headrace.config.command_line import Parser
 from headrace.config.yaml_blocks import RECIPES, blocks_of, listed
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_text
 from headrace.reference.entrance import ALL_SECTIONS, REFERENCE, resolve
-
-if TYPE_CHECKING:
-    pass
-from headrace.cli.options_text import blocks_text, options_markdown, params_markdown, resolved_text
 
 _CONFIGS = """usage: headrace configs [--reference | --config-path FILE]
        headrace configs show NAME [--all] [options of headrace train]

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.local_path import local_text
 

@@ -2,16 +2,11 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
 
 from headrace.cli.options import add_platform_argument
 from headrace.cli.tables import Column, print_fitted, table_lines
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.units import format_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 _DEVICES = "List the devices that a run would find here, the memory and number formats of each, and versions."
 

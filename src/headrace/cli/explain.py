@@ -3,17 +3,12 @@
 import io
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.cli.options import add_model_arguments, add_path_argument, check_output, model_and_weights, writing
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.files import write_atomic
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
-
-if TYPE_CHECKING:
-    pass
-
 
 _EXPLAIN = (
     "Explain a prediction with Grad-CAM: write the image as the network gets it, and beside it where the last blocks "

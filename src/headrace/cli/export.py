@@ -3,7 +3,7 @@
 import argparse
 
 from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.core.units import format_bytes

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.cli.help_screens import HELP, HELP_ALL, OTHER, REFERENCE_GROUP, SCREENS, Screen
+from headrace.config.command_line import usage_of
 from headrace.config.field import Option, option_names, options_of
-from headrace.config.schema import usage_of
 from headrace.core.errors import ConfigError, nearest
 from headrace.reference.entrance import ALL_SECTIONS, ApplicationHelp, known_options
 from headrace.rows.values import BOOL, format_value

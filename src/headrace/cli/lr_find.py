@@ -3,19 +3,9 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from headrace.cli.options import (
-    check_output,
-    parse,
-    print_remarks,
-    writing,
-)
+from headrace.cli.options import check_output, parse, print_remarks, writing
 from headrace.core.local_path import local_path
-
-if TYPE_CHECKING:
-    pass
-
 
 _LR_FIND = "Find a learning rate: a short run whose rate grows until the loss rises. Only the plot is written."
 

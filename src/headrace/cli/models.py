@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.tables import Column, table_lines
+from headrace.config.command_line import Parser, take_options
 from headrace.config.field import COMMAND_LINE, find_option, option_names
-from headrace.config.schema import Parser, all_options, take_options
+from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _network_options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], A
 def _build(name: str, options: Mapping[str, Any]) -> "Network":
     """Build a network for the sizes given, else for those of the dataset, else for its default sizes."""
     from headrace.config.load import config_from
-    from headrace.config.section_model import find_variant
+    from headrace.config.networks import find_variant
     from headrace.data.dataset import describe_dataset
     from headrace.model.zoo import build_network
 

@@ -11,19 +11,13 @@ from typing import Any
 
 from headrace.cli.help import find_request, has_effect, help_text, screen_of, without_help
 from headrace.cli.tables import print_fitted
+from headrace.config.command_line import Extra, build_parser, take_options
 from headrace.config.field import normalise_name, option_names
 from headrace.config.load import Resolved
-from headrace.config.schema import Extra, build_parser, take_options
 from headrace.config.section_run import PLATFORMS
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text
-from headrace.reference.entrance import (
-    ApplicationHelp,
-    application_help,
-    known_options,
-    names_application,
-    resolve,
-)
+from headrace.reference.entrance import ApplicationHelp, application_help, known_options, names_application, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,17 +4,14 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from headrace.config.command_line import usage_of
 from headrace.config.field import TRANSLATED, options_of
 from headrace.config.load import Resolved, to_flat
 from headrace.config.params import TABLES
-from headrace.config.schema import SECTIONS, options_in, usage_of
+from headrace.config.schema import SECTIONS, options_in
 from headrace.config.yaml_blocks import Block
 from headrace.rows.values import REQUIRED, format_value
-
-if TYPE_CHECKING:
-    pass
 
 
 def blocks_text(blocks: Iterable[Block], width: int = 100) -> str:

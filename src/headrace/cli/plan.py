@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     import jax
 
     from headrace.config.checks import check_start
-    from headrace.config.section_run import BACKENDS, describe_without_effect
+    from headrace.config.section_compiler import BACKENDS, describe_without_effect
     from headrace.engine.visible import visible_devices
     from headrace.plan.draw.diagram import check_diagram_file, write_diagram
     from headrace.plan.image_sizes import describe_sizes

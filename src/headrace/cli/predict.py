@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.options import WHICH, add_model_arguments, check_output, model_and_weights, writing
 from headrace.cli.tables import terminal_width
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.core.local_path import local_path

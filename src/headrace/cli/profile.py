@@ -4,19 +4,11 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from headrace.cli.options import (
-    print_remarks,
-    read_config_arguments,
-    resolve_arguments,
-)
+from headrace.cli.bench import call_length
+from headrace.cli.options import print_remarks, read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
-
-if TYPE_CHECKING:
-    pass
-from headrace.cli.bench import call_length
 
 _PROFILE = (
     "Record a few calls of training after two that warm up, and print where the time of the devices went: by kind of "

@@ -3,16 +3,11 @@
 import shlex
 import string
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.cli.options import add_platform_argument, check_output, writing
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
-
-if TYPE_CHECKING:
-    pass
-
 
 _REPORT = (
     "Write the report of a run as one HTML file: curves, where the time went, confusion matrix, plan and schedule, "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.tables import Column, fit_columns, print_fitted, table_lines, terminal_width
-from headrace.config.schema import Parser
+from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent

@@ -4,12 +4,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import (
-    Parsed,
-    read_arguments,
-    read_config_arguments,
-    resolve_arguments,
-)
+from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments
+from headrace.cli.run_end import end_lines
 from headrace.core.local_path import local_path
 from headrace.job import Restart, detect_process_info, detect_restart
 from headrace.reference.entrance import take_value, without_recipe
@@ -18,7 +14,6 @@ if TYPE_CHECKING:
     from headrace.config.load import Resolved
     from headrace.job import ProcessInfo
     from headrace.run.trained_model import RunResult
-from headrace.cli.run_end import end_lines
 
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
 RESUME_DESCRIPTION = "Resume a run from its newest good checkpoint, bit for bit."

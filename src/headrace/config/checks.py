@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule, conflict, idle
 from headrace.config.params import complete
 from headrace.config.schema import Config
-from headrace.config.section_data import (
-    AUGMENT_NOTES,
-    AUGMENT_RULES,
-    DATA_NOTES,
-    DATA_RULES,
-    DATA_WARNINGS,
-    SYNTHETIC_DATASETS,
-)
+from headrace.config.section_augment import AUGMENT_NOTES, AUGMENT_RULES
+from headrace.config.section_compiler import COMPILER_RULES
+from headrace.config.section_data import DATA_NOTES, DATA_RULES, DATA_WARNINGS, SYNTHETIC_DATASETS
 from headrace.config.section_learning import (
     LEARNING_NOTES,
     LEARNING_RULES,
@@ -26,7 +21,8 @@ from headrace.config.section_learning import (
     NUMERICS_WARNINGS,
 )
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES, WEIGHTS_AT_START
-from headrace.config.section_run import BATCH_RULES, COMPILER_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
+from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES, needs_stages
+from headrace.config.section_run import BATCH_RULES
 from headrace.core.errors import ConfigError
 from headrace.rows.metrics import METRICS
 

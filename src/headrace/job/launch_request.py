@@ -8,11 +8,7 @@ from typing import Any
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.local_path import local_text
-from headrace.job.detect_launcher import (
-    SILENCE_LIMIT,
-    expand_hosts,
-    read_seconds,
-)
+from headrace.job.detect_launcher import SILENCE_LIMIT, expand_hosts, read_seconds
 
 DRIVERS = ("auto", "local", "mpirun", "srun")
 _NO_IPUS = "IPU partitions do not exist here"

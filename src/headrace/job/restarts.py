@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, HeadraceError, RunStopped
-from headrace.job.detect_launcher import (
-    BATCH_REPLICAS,
-    RESTART,
-)
+from headrace.job.detect_launcher import BATCH_REPLICAS, RESTART
 from headrace.job.launch_request import LaunchRequest
 
 # The last is that of a shell's Ctrl-C.

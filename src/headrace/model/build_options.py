@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.config.networks import Variant
 from headrace.config.schema import Model
-from headrace.config.section_model import Variant
 from headrace.model.activations import activation_of
 from headrace.model.composite import Named
 from headrace.model.layers import Conv

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from headrace.config.networks import VARIANTS, find_variant
 from headrace.config.schema import Model
-from headrace.config.section_model import VARIANTS, find_variant, norm_choice
+from headrace.config.section_model import norm_choice
 from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
 from headrace.model.families.convnext import CONVNEXTS
 from headrace.model.families.densenet import DENSENETS

@@ -5,14 +5,7 @@ This is the only package in which the computation depends on the backend that a 
 
 from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, mish, relu, relu6, sigmoid, swish
 from headrace.ops.conv import conv2d, dense
-from headrace.ops.native_inference import (
-    ConstantUnit,
-    Gate,
-    conv_bias,
-    find_bottleneck,
-    find_dense,
-    find_gate,
-)
+from headrace.ops.native_inference import ConstantUnit, Gate, conv_bias, find_bottleneck, find_dense, find_gate
 from headrace.ops.native_kernels import (
     PRODUCT,
     Shaped,

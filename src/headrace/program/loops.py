@@ -34,13 +34,7 @@ from headrace.program.loop_program import (
     trace,
 )
 from headrace.program.outfeed import OutfeedMode
-from headrace.program.structure import (
-    MAX_COUNT,
-    as_list,
-    read_replicas,
-    structure_of,
-    whole_number,
-)
+from headrace.program.structure import MAX_COUNT, as_list, read_replicas, structure_of, whole_number
 
 __all__ = ["repeat", "while_loop"]
 

@@ -13,14 +13,7 @@ from headrace.program.gradients import check_offload, check_reduction
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed, OutfeedMode
 from headrace.program.stage import OptimizerOutput
-from headrace.program.structure import (
-    MAX_COUNT,
-    Structure,
-    as_list,
-    host_arrays,
-    structure_of,
-    whole_number,
-)
+from headrace.program.structure import MAX_COUNT, Structure, as_list, host_arrays, structure_of, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,13 +27,7 @@ from headrace.plan.timeline import Table
 from headrace.program.gradients import accumulates, offloads
 from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
-from headrace.program.structure import (
-    Structure,
-    can_take,
-    describe_call,
-    element_arguments,
-    structure_of,
-)
+from headrace.program.structure import Structure, can_take, describe_call, element_arguments, structure_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config.field import option
+from headrace.config.networks import family_of
 from headrace.config.section_data import DOWNLOADED
 from headrace.config.section_learning import CURRENT_TIME
-from headrace.config.section_model import family_of
 from headrace.config.section_run import DRAWN_SEED
 from headrace.rows.values import FLOATS, above, at_least, between, fraction
 

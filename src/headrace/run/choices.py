@@ -10,9 +10,10 @@ from pathlib import Path
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import NO_RECIPE, Resolved, with_values
+from headrace.config.networks import find_variant
 from headrace.config.schema import Config, Model
 from headrace.config.section_learning import CURRENT_TIME
-from headrace.config.section_model import find_variant, norm_choice, variant_of
+from headrace.config.section_model import norm_choice, variant_of
 from headrace.config.section_run import DRAWN_SEED
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataInfo, describe_dataset

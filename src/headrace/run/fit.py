@@ -22,7 +22,7 @@ import jax
 from headrace.checkpoint.store import restore_tree, write_error
 from headrace.config.checks import check_start
 from headrace.config.load import Resolved, to_flat
-from headrace.config.section_run import describe_without_effect
+from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from headrace.core.process import COMPILING, SAVING, STOP_SIGNALS, catch_signals, leave_closed_terminal, leave_devices
@@ -39,14 +39,7 @@ from headrace.engine.placement import host_memory_of
 from headrace.engine.state import State, evaluated_weights
 from headrace.engine.step import Metrics
 from headrace.engine.visible import device_memory_bytes
-from headrace.job import (
-    Restart,
-    check_consistency,
-    current_group,
-    is_watched,
-    report_lost_process,
-    watch_progress,
-)
+from headrace.job import Restart, check_consistency, current_group, is_watched, report_lost_process, watch_progress
 from headrace.ops import describe_missing_kernels
 from headrace.plan.image_sizes import describe_sizes
 from headrace.reference.entrance import override

@@ -10,9 +10,9 @@ import numpy as np
 
 from headrace.config.field import find_option, option_names
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
+from headrace.config.networks import find_variant
 from headrace.config.schema import Config, Data, all_options
 from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
-from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import local_path
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set

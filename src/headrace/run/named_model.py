@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace.checkpoint.store import save
 from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved
+from headrace.config.networks import find_variant
 from headrace.config.schema import Config
-from headrace.config.section_model import find_variant
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text

@@ -15,8 +15,8 @@ from headrace.checkpoint.store import MANIFEST_FILE, checkpoint_name, load, newe
 from headrace.config.field import CHOSEN, normalise_name, option_names
 from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
+from headrace.config.networks import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.config.schema import Config, all_options
-from headrace.config.section_model import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import write_atomic
 from headrace.engine.precision import make_precision

@@ -9,8 +9,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.config.networks import OPTION_FAMILIES
 from headrace.config.schema import Model
-from headrace.config.section_model import DIALECTS, OPTION_FAMILIES, variant_of
+from headrace.config.section_model import DIALECTS, variant_of
 from headrace.core.errors import ConfigError
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network

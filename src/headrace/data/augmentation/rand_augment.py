@@ -7,7 +7,7 @@ from statistics import NormalDist
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.config.section_data import RAND_AUGMENT_OPERATIONS, Augment
+from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS, Augment
 from headrace.core.rng import HostOrDevice, Seed, array_module, draw, name_id
 
 # Operations on the colours of images: one definition, run by NumPy on the host or by JAX on the device.
