@@ -54,6 +54,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
     # `nohup make test` ignores it for all processes below, and tests would wait in vain for runs that it ends.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what a script runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Without bytecode files each of hundreds of processes compiles the whole package again: half a second of each.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "XLA_FLAGS" not in os.environ:

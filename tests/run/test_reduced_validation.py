@@ -35,5 +35,7 @@ def test_a_run_says_it_and_validating_it_later_is_exact(quick, tmp_path: Path) -
     assert again == pytest.approx(reduced.loss, rel=1e-5)
     assert abs(exact - reduced.loss) > 1e-4
     model = Model.load(run)
-    assert model.evaluate(tmp_path)["loss"] == pytest.approx(exact, rel=1e-5)
-    assert model.evaluate(tmp_path, eval_reduced_decoding=True)["loss"] == pytest.approx(reduced.loss, rel=1e-5)
+    assert model.evaluate(tmp_path, weights="raw")["loss"] == pytest.approx(exact, rel=1e-5)
+    assert model.evaluate(tmp_path, weights="raw", eval_reduced_decoding=True)["loss"] == pytest.approx(
+        reduced.loss, rel=1e-5
+    )
