@@ -1,4 +1,4 @@
-"""docs/architecture.md and CONTRIBUTING.md describe the code of today: the rooms and files that they name exist."""
+"""docs/explanation/architecture.md and CONTRIBUTING.md describe the code of today: what they name exists."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "headrace"
-TEXT = (ROOT / "docs" / "architecture.md").read_text()
+TEXT = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 FOR_CONTRIBUTORS = (ROOT / "CONTRIBUTING.md").read_text()
 
 
@@ -29,14 +29,14 @@ def is_there(folder: str, name: str) -> bool:
 
 @pytest.mark.parametrize(("folder", "name"), sorted({*named_files(TEXT), *named_files(FOR_CONTRIBUTORS)}))
 def test_a_named_file_exists(folder, name):
-    assert is_there(folder, name), f"docs/architecture.md or CONTRIBUTING.md names {folder}/{name}"
+    assert is_there(folder, name), f"docs/explanation/architecture.md or CONTRIBUTING.md names {folder}/{name}"
 
 
 def test_every_room_is_drawn():
     drawing = TEXT.split("```")[1]
     rooms = {path.name for path in SRC.iterdir() if path.is_dir() and path.name != "__pycache__"}
     missing = [room for room in sorted(rooms) if not re.search(rf"\b{room}\b", drawing)]
-    assert not missing, f"docs/architecture.md does not draw {missing}"
+    assert not missing, f"docs/explanation/architecture.md does not draw {missing}"
 
 
 def test_the_test_can_fail():

@@ -167,7 +167,7 @@ def test_jax_is_bounded_to_what_was_tested():
     """Private names of JAX are used, so a version that nobody tried is not installed."""
     lines = [line for name, line in requirements() if name == "jax"]
     assert len(lines) == 2  # required, and with CUDA
-    page = (ROOT / "docs" / "versions.md").read_text()
+    page = (ROOT / "docs" / "reference" / "versions.md").read_text()
     for line in lines:
         bounds = re.fullmatch(r"jax(?:\[cuda13\])?>=([\d.]+),<([\d.]+)", line)
         assert bounds

@@ -18,7 +18,7 @@ MODULES: dict[str, ModuleType] = {
     "headrace": headrace,
     **{f"headrace.{name}": getattr(headrace, name) for name in ("loops", "nn", "schedules")},
 }
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")])
 # These explain the inside of the package, or name what is gone.
 MORE_THAN_PUBLIC = {"architecture.md", "versions.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 DOTTED = re.compile(r"`headrace\.([\w.]+)")

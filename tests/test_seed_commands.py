@@ -2,7 +2,7 @@
 
 The commands are in tests/seeds/commands.yml, with what each must come to. They are executed with the least that makes
 them short and changes nothing else: one weight update (`--dry-run-steps 1`), synthetic data, small images. Longer ones
-are marked slow. docs/reference has the same list.
+are marked slow. docs/documents has the same list.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Headrace trains convolutional networks on accelerators so that the accelerator never waits.
 
 The public names are imported when they are first used, so that `import headrace` and `headrace --help` load no JAX.
-What is public, and how long a deprecated name stays, is in docs/versions.md.
+What is public, and how long a deprecated name stays, is in docs/reference/versions.md.
 """
 
 import importlib

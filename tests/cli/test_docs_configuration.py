@@ -1,4 +1,4 @@
-"""docs/configuration.md: its tables are those of the schema, and its commands print what it says."""
+"""docs/reference/configuration.md: its tables are those of the schema, and its commands print what it says."""
 
 import re
 import shlex
@@ -11,13 +11,13 @@ from headrace.cli.main import main
 from headrace.cli.options_text import options_markdown, params_markdown
 from headrace.config.schema import all_options
 
-PAGE = Path(headrace.__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(headrace.__file__).parents[2] / "docs" / "reference" / "configuration.md"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not run from the repository")
 
 
 def test_the_tables_are_up_to_date():
     text = PAGE.read_text()
-    remedy = "put the output of `headrace configs options` into docs/configuration.md"
+    remedy = "put the output of `headrace configs options` into docs/reference/configuration.md"
     assert options_markdown() in text, remedy
     assert params_markdown() in text, remedy
     assert f"{len(all_options())} options" in text

@@ -1,4 +1,4 @@
-"""docs/weights.md: its options exist, and its commands run one after the other."""
+"""docs/howto/weights.md: its options exist, and its commands run one after the other."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ from tests.core.file_server import serving
 from tests.weights.hub_server import Hub
 from tests.weights.test_convert_load import torch_resnet
 
-PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "weights.md"
 COMMANDS = [shlex.split(line[2:]) for line in PAGE.read_text().splitlines() if line.startswith("$ headrace")]
 OWN = {"config", "last", "top-k", "out", "format", "weights", "names", "platforms", "input", "mode", "decay", "output"}
 OWN |= {"use", "with-preprocessing", "dtype", "check-images"}

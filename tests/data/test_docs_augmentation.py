@@ -1,4 +1,4 @@
-"""docs/augmentation.md: its commands are understood, and its tables name what there is."""
+"""docs/howto/augmentation.md: its commands are understood, and its tables name what there is."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from headrace.cli.options import parse
 from headrace.config.schema import SECTIONS, all_options
 from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
 
-PAGE = Path(headrace.__file__).parents[2] / "docs" / "augmentation.md"
+PAGE = Path(headrace.__file__).parents[2] / "docs" / "howto" / "augmentation.md"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not run from the repository")
 
 
@@ -31,4 +31,4 @@ def test_every_option_and_operation_is_on_the_page():
             assert option.flag in text, option.flag
     for name in RAND_AUGMENT_OPERATIONS:
         assert f"`{name}`" in text, name
-    assert (PAGE.parent / "plots" / "augmentation.png").is_file()
+    assert (PAGE.parents[1] / "plots" / "augmentation.png").is_file()

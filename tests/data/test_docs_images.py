@@ -1,4 +1,4 @@
-"""docs/images.md: its script makes the images, and its `headrace data` commands print what it says."""
+"""docs/tutorials/photographs.md: its script makes the images, and its `headrace data` commands print what it says."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import pytest
 import headrace
 from headrace.cli.main import main
 
-PAGE = Path(headrace.__file__).parents[2] / "docs" / "images.md"
+PAGE = Path(headrace.__file__).parents[2] / "docs" / "tutorials" / "photographs.md"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not run from the repository")
 
 

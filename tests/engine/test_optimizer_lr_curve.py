@@ -54,7 +54,7 @@ def test_decay_without_length_ends_with_the_run(mode, last):
 
 
 def test_boundaries_a_step_earlier_are_those_of_torch():
-    """MultiStepLR has factor^(milestones that the step has reached); the sentence in docs/numerics.md."""
+    """MultiStepLR has factor^(milestones that the step has reached); the sentence in docs/explanation/numerics.md."""
     milestones = [3, 7]
     curve = curve_of("stepped", {"boundaries": [m - 1 / U for m in milestones], "values": [1.0, 0.1, 0.01]})
     steps = np.arange(10 * U)

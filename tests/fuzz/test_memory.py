@@ -1,4 +1,4 @@
-"""How much memory readers take: at most the factors that docs/reliability.md states, for the most expensive files."""
+"""Memory that readers take: at most the factors of docs/explanation/reliability.md, for the most expensive files."""
 
 import io
 import json
@@ -26,7 +26,7 @@ from headrace.data.sets.tfrecords import IMAGENET, Floats, tfds_schema, write_ex
 from headrace.data.sets.tfrecords import _make_index as index_records
 from tests.data.image_files import ObjectSamples
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
 
 
 def stated(label: str) -> float:

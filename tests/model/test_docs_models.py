@@ -1,4 +1,4 @@
-"""docs/models.md shows what the commands print, and its own network works."""
+"""docs/reference/models.md shows what the commands print, and its own network works."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from headrace.cli.models import models as main
 from headrace.model.context import Ctx
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 @pytest.mark.parametrize("argv", [[], ["show", "cifar_resnet8"]])

@@ -1,4 +1,4 @@
-"""docs/planning.md: its command prints what it says, and its code runs."""
+"""docs/explanation/planning.md: its command prints what it says, and its code runs."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cli.plan import main
 
-TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "planning.md").read_text()
 
 
 EXAMPLES = re.findall(r"```\n\$ headrace plan (.*?[^\\])\n(.*?)```", TEXT, re.DOTALL)

@@ -1,4 +1,5 @@
-"""docs/schedules.md: its diagrams are those of the schedules, its numbers are right, its code runs. To regenerate them:
+"""docs/explanation/schedules.md: its diagrams are those of the schedules, its numbers are right, its code
+runs. To regenerate them:
 
 python tests/plan/test_docs_schedules.py
 """
@@ -13,7 +14,7 @@ from headrace.plan.schedule import Work
 from headrace.plan.simulation import equal_stages, make_table
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, DIAGRAM = DOCS / "schedules.md", DOCS / "plots" / "schedule-four-stages.svg"
+PAGE, DIAGRAM = DOCS / "explanation" / "schedules.md", DOCS / "plots" / "schedule-four-stages.svg"
 GOLDEN = Path(__file__).parent / "golden"
 SHOWN = re.compile(r"(<!-- (.*?) -->\n```\n)(.*?)(```)", re.DOTALL)
 

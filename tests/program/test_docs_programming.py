@@ -1,4 +1,4 @@
-"""docs/programming.md: its code runs from top to bottom and prints what the page says."""
+"""docs/howto/programming.md: its code runs from top to bottom and prints what the page says."""
 
 import doctest
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import headrace
 
-PAGE = Path(__file__).parents[2] / "docs" / "programming.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "programming.md"
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?", re.DOTALL)
 
 

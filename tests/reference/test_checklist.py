@@ -1,4 +1,4 @@
-"""docs/reference/checklist.md: every row has a status with its evidence; commands and options do what it says."""
+"""docs/documents/checklist.md: every row has a status with its evidence; commands and options do what it says."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""docs/reference: its tables are those of the code, its examples print what it says, and all its commands work.
+"""docs/documents: its tables are those of the code, its examples print what it says, and all its commands work.
 
 tests/test_seed_commands.py tests what the documents themselves type, test_checklist.py the rows of the tables.
 """

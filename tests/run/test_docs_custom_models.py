@@ -1,4 +1,4 @@
-"""docs/custom_models.md: its programs run as they stand."""
+"""docs/tutorials/own_network.md: its programs run as they stand."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import headrace
 from headrace.model.custom import OPTIONAL
 from tests import fork_server
 
-PAGE = (Path(__file__).parents[2] / "docs" / "custom_models.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "own_network.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.py)`[^\n]*\n\n```python\n(.*?)```", PAGE, re.DOTALL))
 
 

@@ -1,4 +1,4 @@
-"""docs/hosts.md: its lines are read as they stand, its manifest gives every pod a place, and its commands run."""
+"""docs/howto/hosts.md: its lines are read as they stand, its manifest gives every pod a place, and its commands run."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from headrace.job.launch_request import parse_launch_options
 from tests.job.processes import SRC
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "hosts.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "hosts.md").read_text()
 BLOCKS = [
     block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if not language
 ]

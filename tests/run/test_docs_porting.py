@@ -1,4 +1,4 @@
-"""docs/porting.md and its scripts in examples/porting: one story, before and after; quickly with narrow blocks."""
+"""docs/howto/porting.md and its scripts in examples/porting: one story, before and after; with narrow blocks."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests import fork_server
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "porting"
-PAGE = (ROOT / "docs" / "porting.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "porting.md").read_text()
 NARROW = {
     "linen": "[(1, 8, 2), (2, 8, 1)]",
     "nnx": "[(1, 16, 8, 2), (2, 8, 80, 1)]",

@@ -1,4 +1,4 @@
-"""docs/python.md and examples/first_model.ipynb: their programs run as they stand, and print what they say."""
+"""docs/howto/python.md and examples/first_model.ipynb: their programs run as they stand, and print what they say."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import headrace
 from .test_docs_custom_models import run
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "python.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "python.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL))
 FIRST_LINES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
 # A network that a test can afford, and weights for it.

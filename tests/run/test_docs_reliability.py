@@ -1,10 +1,10 @@
-"""docs/reliability.md names tests: each of them exists, and the files that it links to as well."""
+"""docs/explanation/reliability.md names tests: each of them exists, and the files that it links to as well."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "reliability.md").read_text()
+TEXT = (ROOT / "docs" / "explanation" / "reliability.md").read_text()
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -24,6 +24,6 @@ def test_every_finding_of_the_review_has_a_row() -> None:
 
 
 def test_every_result_that_is_linked_exists() -> None:
-    links = re.findall(r"\]\((\.\./benchmarks/[^)]+)\)", TEXT)
+    links = re.findall(r"\]\((\.\./\.\./benchmarks/[^)]+)\)", TEXT)
     assert links
-    assert all((ROOT / "docs" / link).is_file() for link in links), links
+    assert all((ROOT / "docs" / "explanation" / link).is_file() for link in links), links

@@ -1,7 +1,7 @@
-"""The checklist: every item of the five documents with what to type and its status, gathered from docs/reference.
+"""The checklist: every item of the five documents with what to type and its status, gathered from docs/documents.
 
 A page is the master: its tables `item | what to type | status`, which are written by hand, and the options and commands
-that page.py puts there. docs/reference/checklist.md has them all in one table for each document.
+that page.py puts there. docs/documents/checklist.md has them all in one table for each document.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.seeds.option_tables import STATED, example_of, option_status
 from tests.seeds.reading import NOT_OURS, SeedCommand, read_commands
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+FOLDER = Path(__file__).parents[2] / "docs" / "documents"
 DOCUMENTS = ("000", "001", "002", "003", "004")
 HEAD = "| item | what to type | status |"
 LONG = 100  # a command of more characters is on its page only

@@ -1,4 +1,4 @@
-"""Every option of the reference's two applications, and what it is here: tables of docs/reference.
+"""Every option of the reference's two applications, and what it is here: tables of docs/documents.
 
 The names are the reference's; everything else comes from the schema, the table of translations and that of options
 without effect.
@@ -183,15 +183,15 @@ REASONS: Mapping[str, str] = {
     "max_cross_replica_buffer_size": "XLA's own threshold; 0 sends every tensor by itself",
     "max_reduce_many_buffer_size": "XLA's own threshold; 0 sends every tensor by itself",
     "max_steps_per_call": "events and `call_seconds` limit a call; any number of steps may be in one",
-    "micro_batch_size": "chosen for dataset and device where nobody gives it ([training.md](../training.md))",
+    "micro_batch_size": "chosen for dataset and device where nobody gives it ([training](../howto/training.md))",
     "model_name": "a network that fits the default dataset",
     "momentum": "a setting of the optimizer, in `optimizer_params`",
     "normalise_input": "mean and deviation, as published; off subtracts the mean alone",
-    "num_epochs": "chosen for the dataset where nobody gives it ([training.md](../training.md))",
+    "num_epochs": "chosen for the dataset where nobody gives it ([training](../howto/training.md))",
     "num_replicas": "one for each accelerator that is found",
     "optimizer_state_offloading": "devices have memory to spare, and steps that stream their state are no loop",
     "pipeline_num_parallel": "as many threads as there are processors",
-    "pipeline_schedule": "Interleaved stores fewer activations in the same time ([schedules.md](../schedules.md))",
+    "pipeline_schedule": "Interleaved stores less in the same time ([schedules](../explanation/schedules.md))",
     "poly_lr_decay_power": FORMULAS,
     "poly_lr_end_ratio": FORMULAS,
     "precision": "chosen for the device: 32 bits on CPUs, 16.32 on accelerators",
@@ -202,7 +202,7 @@ REASONS: Mapping[str, str] = {
     "stable_norm": "32-bit sums are accurate enough, and two passes are slower",
     "stochastic_rounding": "16-bit weights lose small updates without it (document 000 states off, document 001 on)",
     "validations_per_epoch": "as often as logs, at most once an epoch",
-    "warmup_epochs": "chosen with the rate where nobody gives it ([training.md](../training.md))",
+    "warmup_epochs": "chosen with the rate where nobody gives it ([training](../howto/training.md))",
     "weight_decay": "1 takes the learning rate's fraction of every weight at each step; a run that has it warns",
     "weight_decay_exclude": "what is decayed is the user's choice; a named configuration says it",
 }

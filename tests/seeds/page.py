@@ -1,4 +1,4 @@
-"""Fill the made parts of docs/reference: `python -m tests.seeds.page` writes them; a test keeps them in step.
+"""Fill the made parts of docs/documents: `python -m tests.seeds.page` writes them; a test keeps them in step.
 
 A page is written by hand. Between `<!-- options 000: HEADING -->` (or `commands 001: LINE LINE`, `defaults`,
 `translated`, `checklist 000: all`, `summary`) and `<!-- end -->` stands what this file makes of options.yml, proofs.yml

@@ -22,7 +22,7 @@ from headrace.engine.kept_programs import LIBRARIES
 from headrace.ops.native_kernels import load_kernels
 from headrace.ops.tracing import on_cpu
 
-# Packages that no traced code is in (docs/architecture.md).
+# Packages that no traced code is in (docs/explanation/architecture.md).
 _NEVER_TRACED = ("checkpoint", "cli", "job", "program", "reference", "report", "telemetry", "weights")
 # Settings of JAX for caches and messages. All others count, whatever they mean.
 _NOT_COMPILED = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_explain", "jax_debug_log")

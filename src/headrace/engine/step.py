@@ -1,8 +1,9 @@
 """One training step: gradients, their exchange, and the update.
 
 A step computes the gradients of G micro-batches on each replica, exchanges them once, and updates the weights once; it
-runs inside `shard_map`. docs/numerics.md gives the order of the arithmetic. A step whose numbers are not finite changes
-only the counters, so that weights are never lost; `bad` tells the host to stop (or, with dynamic loss scaling, not to).
+runs inside `shard_map`. docs/explanation/numerics.md gives the order of the arithmetic. A step whose numbers are not
+finite changes only the counters, so that weights are never lost; `bad` tells the host to stop (or, with dynamic loss
+scaling, not to).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -119,7 +119,7 @@ def choose_driver(request: LaunchRequest, environ: Mapping[str, str]) -> str:
             f"{driver} is not installed here.",
             rule="Processes on other hosts are started by mpirun or srun.",
             remedy="Install Open MPI (Debian, Ubuntu: apt-get install openmpi-bin) on all hosts; "
-            "or start the processes by hand: see docs/hosts.md.",
+            "or start the processes by hand: see docs/howto/hosts.md.",
         )
     return driver
 

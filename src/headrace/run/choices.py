@@ -28,8 +28,8 @@ from headrace.weights.definitions import OPTIONS, find_definition, has_definitio
 from headrace.weights.named import find_file, is_path
 from headrace.weights.weight_file import read_shapes
 
-# The rules: one each, from the number of training images, the optimizer and the device; docs/training.md has them as a
-# table, and what was measured with them.
+# The rules: one each, from the number of training images, the optimizer and the device; docs/howto/training.md has them
+# as a table, and what was measured with them.
 
 
 # The square root of the number of images makes as many steps per epoch as there are images in a batch: 15 steps of 16
@@ -46,7 +46,7 @@ STEPS_OF_USUAL_RATE = 200
 LEAST_SHARE = 0.3  # a trial of a few steps should still move the weights
 
 # From trained weights, the last layer is new and learns at the usual rate, the others at a tenth of it; half of
-# the steps are enough. docs/finetuning.md has what was measured, also with one rate for all and with the head alone.
+# the steps are enough. benchmarks/dated/2026-11-16-finetuning.md has what was measured.
 FINE_TUNING = 0.1
 
 LEAST_EPOCHS, MOST_EPOCHS = 30, 100

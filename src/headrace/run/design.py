@@ -235,7 +235,7 @@ def _decoding_is_open(data: Data) -> bool:
 def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
     """Return the configuration with `decode_once auto` for accelerators alone.
 
-    A CPU's crop costs as much as decoding the image again, or more; docs/images.md has the numbers.
+    A CPU's crop costs as much as decoding the image again, or more; docs/tutorials/photographs.md has the numbers.
     """
     config = resolved.config
     if not _decoding_is_open(config.data) or visible_devices(config.run.platform, details=False).platform != "cpu":

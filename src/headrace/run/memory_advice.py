@@ -27,7 +27,7 @@ from headrace.run.design import Design
 
 _MOST_CHANGES, _MOST_PARTS = 3, 3
 _SPARE = 0.85  # of the memory: estimates are exact to about 15 %
-_CPU_SHARE = 0.5  # there XLA takes about twice the estimate (docs/planning.md)
+_CPU_SHARE = 0.5  # there XLA takes about twice the estimate (docs/explanation/planning.md)
 _LESS = 0.75  # of an estimate that should have fitted but did not, or where the memory is not known
 _ASKED = re.compile(r"allocat\w*\s+([\d.]+)\s*([KMGT]i?B|bytes)", re.IGNORECASE)
 

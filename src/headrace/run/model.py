@@ -239,7 +239,7 @@ class Model:
 
         Functions traced into the step: `loss(logits, targets)` (or its name, "bce"), `metrics` {name: f(logits,
         labels)} with a value per image (or a list of `headrace.Metric` and of names), and `augment(key, images,
-        labels)` with the images; docs/python.md says more.
+        labels)` with the images; docs/howto/python.md says more.
         """
         options, loss = (options | {"loss": loss}, None) if isinstance(loss, str) else (options, loss)
         given = full_names(options, self._code_network is not None)

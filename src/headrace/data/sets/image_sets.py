@@ -390,7 +390,7 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     )
 
 
-WORKING_RATIO = 2  # working size to image size; docs/images.md has the measured accuracy
+WORKING_RATIO = 2  # working size to image size; docs/tutorials/photographs.md has the measured accuracy
 
 
 def working_size(images: ImageSet, data: Data, size: int) -> int | None:

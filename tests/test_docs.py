@@ -1,0 +1,55 @@
+"""The documents are one book: every page is in the index, and every link leads somewhere."""
+
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PARTS = ("tutorials", "howto", "reference", "explanation", "documents")
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+)
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)|<img[^>]* src=\"([^\"]+)\"")
+
+
+def words_of(text: str) -> str:
+    """Return a page without what is shown as code."""
+    return re.sub(r"`[^`\n]*`", "code", re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    without_code = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ +(.+?) *$", without_code, re.MULTILINE)
+    plain = [unicodedata.normalize("NFKD", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)) for title in titles]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in plain}
+
+
+def links_of(page: Path) -> list[tuple[str, str]]:
+    """Return (path, anchor) of a page's links to this repository."""
+    found = [(path or image, anchor) for path, anchor, image in LINK.findall(words_of(page.read_text()))]
+    return [(path, anchor) for path, anchor in found if "://" not in path and not path.startswith("mailto:")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    for path, anchor in links_of(page):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{path} is not there"
+        assert not anchor or target.suffix != ".md" or anchor in anchors_of(target.read_text()), f"{path}#{anchor}"
+
+
+def test_the_index_has_every_page():
+    listed = {(DOCS / path).resolve() for path, _ in links_of(DOCS / "index.md")}
+    folders = {page for page in DOCS.rglob("*.md") if page.parent != DOCS and page.parent.name != "documents"}
+    assert not folders - listed
+    assert [page.name for page in DOCS.glob("*.md")] == ["index.md"], f"a page belongs into one of {', '.join(PARTS)}"
+    assert {page.parent.name for page in DOCS.rglob("*.md")} == {"docs", *PARTS}
+
+
+def test_the_walk_finds_links_and_anchors():
+    assert anchors_of("# A `b_c` d\n```\n# no\n```\n## E, f (g)\n") == {"a-b_c-d", "e-f-g"}
+    assert LINK.findall("[a](b.md#c) ![d](e.png)") == [("b.md", "c", ""), ("e.png", "", "")]
