@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from headrace.config.load import config_from
-from headrace.data.augmentation.augment import preprocess, preprocess_spec
+from headrace.data.augmentation.preprocess import preprocess, preprocess_spec
 from headrace.data.dataset import describe_dataset
-from headrace.data.feeding.order import fetch
+from headrace.data.feeding.fetch import fetch
 
 WAYS: dict[str, dict[str, Any]] = {
     "normalise alone": {},

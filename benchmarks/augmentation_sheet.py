@@ -14,9 +14,9 @@ from PIL import Image, ImageDraw
 
 from headrace.config.load import config_from
 from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
-from headrace.data.augmentation.augment import preprocess_spec
+from headrace.data.augmentation.preprocess import preprocess_spec
 from headrace.data.dataset import describe_dataset
-from headrace.data.feeding.order import fetch
+from headrace.data.feeding.fetch import fetch
 
 SIZE, COLUMNS, LABEL, GAP = 72, 8, 170, 4
 MICRO = 4  # scenes in a micro-batch

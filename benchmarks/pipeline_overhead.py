@@ -35,7 +35,7 @@ import jax
 
 from headrace.cli.options import parse
 from headrace.data.dataset import open_dataset
-from headrace.data.feeding.feed import feed_options
+from headrace.data.feeding.block_reader import feed_options
 from headrace.run.benchmarks import _with_calls
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.training import make_executor, open_feed, step_spec

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.samples import FileSamples
 
 METHODS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

@@ -25,7 +25,7 @@ _HOME = {
     "RunStopped": "headrace.core.errors",
     "describe_dataset": "headrace.data.dataset",
     "open_dataset": "headrace.data.dataset",
-    "read_digits": "headrace.data.sets.known_sets",
+    "read_digits": "headrace.data.sets.digits",
     "join_job": "headrace.job",
     "custom_network": "headrace.model.custom",
     "build_network": "headrace.model.zoo",
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from headrace.config.schema import Config
     from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped
     from headrace.data.dataset import describe_dataset, open_dataset
-    from headrace.data.sets.known_sets import read_digits
+    from headrace.data.sets.digits import read_digits
     from headrace.job import join_job
     from headrace.model.custom import custom_network
     from headrace.model.zoo import build_network, model_names

@@ -12,7 +12,7 @@ from headrace.cli.main import main
 from headrace.config.field import option_names
 from headrace.config.schema import all_options
 from headrace.core.tensor_file import write_safetensors
-from headrace.data.sets.known_sets import read_digits
+from headrace.data.sets.digits import read_digits
 from headrace.weights.torch_file import write_torch_file
 from tests.core.file_server import serving
 from tests.weights.hub_server import Hub

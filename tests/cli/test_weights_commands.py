@@ -12,7 +12,7 @@ from PIL import Image
 
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
-from headrace.data.sets.known_sets import read_digits
+from headrace.data.sets.digits import read_digits
 from headrace.model.context import Ctx
 from headrace.run.export_formats import as_function
 from headrace.run.named_model import load_named

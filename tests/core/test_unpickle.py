@@ -15,7 +15,7 @@ import pytest
 
 from headrace.core import unpickle
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle
-from headrace.data.sets.known_sets import read_batch_pickle
+from headrace.data.sets.cifar import read_batch_pickle
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.torch_pickle import read_torch_pickle
 from tests.data.small_sets import python2_dumps, python3_dumps

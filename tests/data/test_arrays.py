@@ -5,9 +5,11 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
+from headrace.data.feeding.block_reader import feed_options
 from headrace.data.feeding.eval_feed import EvalFeed
-from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
-from headrace.data.feeding.order import StepShape, epoch_order, fetch
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.fetch import fetch
+from headrace.data.feeding.order import StepShape, epoch_order
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, channel_moments, check_class_names
 
 SPEC = ImageSpec(image_hwc=(4, 5, 3), num_classes=7)

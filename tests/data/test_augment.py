@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.data.augmentation.augment import Preprocess, draw_offsets, preprocess, rectangles
+from headrace.data.augmentation.erase import rectangles
+from headrace.data.augmentation.preprocess import Preprocess, draw_offsets, preprocess
 
 AUGMENTATIONS = ("none", "flip", "crop", "flip-crop")
 NORMALIZATIONS = ("per-image", "per-channel", "centred", "zero-one", "none")

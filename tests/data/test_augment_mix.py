@@ -11,7 +11,7 @@ from scipy import special
 
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
-from headrace.data.augmentation.augment import (
+from headrace.data.augmentation.mix import (
     Mix,
     MixedLabels,
     beta_quantiles,

@@ -6,8 +6,10 @@ import pytest
 from PIL import Image
 
 from headrace.config.schema import Augment
-from headrace.data.augmentation.augment import Preprocess, cutmix_box, mix_of, shrink, shrink_matrix
-from headrace.data.feeding.order import fetch, fetch_labels
+from headrace.data.augmentation.crop_resize import shrink, shrink_matrix
+from headrace.data.augmentation.mix import cutmix_box, mix_of
+from headrace.data.augmentation.preprocess import Preprocess
+from headrace.data.feeding.fetch import fetch, fetch_labels
 
 RNG = np.random.default_rng(0)
 

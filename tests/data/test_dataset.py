@@ -11,7 +11,8 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.catalog import KNOWN_SETS
-from headrace.data.sets.samples import ArraySource, Synthetic, distinct_images, synthetic_images, synthetic_labels
+from headrace.data.sets.source import ArraySource
+from headrace.data.sets.synthetic import Synthetic, distinct_images, synthetic_images, synthetic_labels
 
 
 def data(**options: Any) -> Data:

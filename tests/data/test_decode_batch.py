@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.data.decoding.batch_decoder import FileBackedSamples, FileExtents, batch_decoder
+from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.decoding.jpeg import FileBackedSamples, FileExtents, batch_decoder, jpeg_decoder
-from headrace.data.decoding.resize import CROP_RULES, CropRule, draws, random_crop
-from headrace.data.sets.file_problem import BadSamples
+from headrace.data.decoding.jpeg import jpeg_decoder
+from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.folder import read_folders
 from headrace.data.sets.image_sets import open_image_set
-from headrace.data.sets.indexed_samples import open_pack, write_pack
+from headrace.data.sets.pack import open_pack, write_pack
 from headrace.data.sets.samples import Samples
-from headrace.data.sets.tfrecords import Floats, Values, write_example, write_records
+from headrace.data.sets.tf_example import Floats, Values, write_example
+from headrace.data.sets.tfrecord_file import write_records
 
 from .image_files import encode, smooth
 

@@ -16,11 +16,13 @@ from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.crop_resize import crop_resize
 from headrace.data.dataset import DataSet, open_dataset
-from headrace.data.decoding import image_source
-from headrace.data.decoding.image_source import WorkingSource
-from headrace.data.decoding.resize import CROP_RULES, draws, random_crop
-from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
-from headrace.data.feeding.order import StepShape, fetch
+from headrace.data.decoding import working_source
+from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
+from headrace.data.decoding.working_source import WorkingSource
+from headrace.data.feeding.block_reader import feed_options
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.fetch import fetch
+from headrace.data.feeding.order import StepShape
 from headrace.engine.visible import Visible
 from headrace.run import design
 
@@ -125,7 +127,7 @@ def test_it_does_not_matter_where_images_are_kept_or_where_a_run_starts(
         data = data_of(place, decode_once="on", **options)
         dataset = open_dataset(data, 3)
         if len(found) == 2:
-            monkeypatch.setattr(image_source, "batch_decoder", lambda *_: None)  # crops drawn by Python
+            monkeypatch.setattr(working_source, "batch_decoder", lambda *_: None)  # crops drawn by Python
         feed, blocks = blocks_of(dataset, data, put)
         assert (feed.resident is None) == bool(options)
         spec = feed_options(data, dataset.info, 3, 1).preprocess

@@ -12,12 +12,14 @@ import pytest
 
 from headrace.config.schema import Validation
 from headrace.core.errors import ConfigError
-from headrace.data.augmentation.augment import Preprocess
+from headrace.data.augmentation.preprocess import Preprocess
 from headrace.data.dataset import DataInfo
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalCache, EvalFeed, plan_eval_cache
-from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import CacheChoice, StepShape
-from headrace.data.sets.samples import ArraySource
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.order import StepShape
+from headrace.data.sets.source import ArraySource
 
 HWC = (4, 4, 3)
 NUM = 22  # in batches of 4, two to a block: three blocks of 24, the last two samples of mask 0

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.augmentation.augment import Preprocess, preprocess
-from headrace.data.feeding import feed as blocks
+from headrace.data.augmentation.preprocess import Preprocess, preprocess
+from headrace.data.feeding import block_reader
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalFeed
-from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import CacheChoice, StepShape, step_indices
-from headrace.data.sets.samples import ArraySource
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.order import StepShape, step_indices
+from headrace.data.sets.source import ArraySource
 
 HWC = (6, 6, 3)
 Put = Callable[[Any, str], Any]
@@ -77,7 +79,7 @@ def shape(num_samples: int = 40, updates: int = 3) -> StepShape:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_CHUNK_BYTES", 7 * int(np.prod(HWC)))  # so that several threads have work
+    monkeypatch.setattr(block_reader, "_CHUNK_BYTES", 7 * int(np.prod(HWC)))  # so that several threads have work
 
 
 def taken(feed: TrainFeed, num_calls: int) -> list[dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
-from headrace.data.sets import file_problem
+from headrace.data.sets import duplicates
 from headrace.data.sets.folder import list_classes, read_folders
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import format_report, verify
@@ -264,7 +264,7 @@ def test_links_to_one_image_are_compared_without_reading_it_again(tmp_path: Path
         os.link(tmp_path / "train/a/0.jpg", tmp_path / f"val/a/hard{number}.jpg")
         (tmp_path / f"val/b/soft{number}.jpg").symlink_to(tmp_path / "train/a/1.jpg")
     read = []
-    monkeypatch.setattr(file_problem, "_whole", lambda path: read.append(path) or Path(path).read_bytes())
+    monkeypatch.setattr(duplicates, "_whole", lambda path: read.append(path) or Path(path).read_bytes())
     data = config_from({"dataset": "folder", "dataset_path": str(tmp_path)}).data
     leaked, confused = open_dataset(data, 0).info.remarks
     assert leaked.startswith("10 validation image(s) are also in training")

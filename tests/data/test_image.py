@@ -10,16 +10,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from headrace.data.decoding import image as image_module
-from headrace.data.decoding.image import (
-    BadImage,
-    Header,
-    decode,
-    decode_factor,
-    read_header,
-    readable_extensions,
-)
+from headrace.data.decoding.crop import CROP_RULES
+from headrace.data.decoding.image import BadImage, Header, decode, decode_factor, read_header, readable_extensions
 from headrace.data.decoding.image_source import ViewSpec, decode_into
-from headrace.data.decoding.resize import CROP_RULES, Scratch
+from headrace.data.decoding.resize import Scratch
 
 from .image_files import ObjectSamples, encode, smooth
 

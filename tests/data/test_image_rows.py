@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.data.decoding.image import BadImage, cut_rows, decode, read_header
+from headrace.data.decoding.image import BadImage, decode, read_header
+from headrace.data.decoding.jpeg_rows import cut_rows
 
 from .image_files import encode, smooth
 

@@ -14,13 +14,16 @@ from PIL import Image
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import open_dataset
+from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.decoding.resize import CROP_RULES, draws, random_crop
+from headrace.data.feeding.block_reader import feed_options
+from headrace.data.feeding.cache import decide_cache, make_resident
 from headrace.data.feeding.eval_feed import EvalFeed
-from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
-from headrace.data.feeding.order import StepShape, decide_cache, epoch_order, make_resident
-from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.samples import Budget, CachedSamples, Content
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.order import StepShape, epoch_order
+from headrace.data.sets.bad_samples import BadSamples
+from headrace.data.sets.cached_samples import Budget, CachedSamples
+from headrace.data.sets.samples import Content
 
 from .image_files import ObjectSamples, encode, smooth, write_classes
 

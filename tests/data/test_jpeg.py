@@ -11,11 +11,12 @@ import pytest
 import simplejpeg
 
 from headrace.data.decoding import image_source
+from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.decoding.jpeg import JpegDecoder, jpeg_decoder
-from headrace.data.decoding.resize import CROP_RULES, View
-from headrace.data.sets.file_problem import BadSamples
+from headrace.data.decoding.resize import View
+from headrace.data.sets.bad_samples import BadSamples
 from headrace.native import library
 
 from .image_files import ObjectSamples, encode, smooth

@@ -10,7 +10,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.errors import DataError
 from headrace.data.dataset import DataSet, open_dataset
-from headrace.data.sets.known_sets import read_binary, read_class_names, read_python
+from headrace.data.sets.cifar import read_binary, read_class_names, read_python
 
 from .small_sets import SmallSet, planes, python2_dumps, python3_dumps, write_cifar_binary, write_cifar_python
 

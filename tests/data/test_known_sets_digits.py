@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.data.sets import known_sets
-from headrace.data.sets.known_sets import enlarge, read_digits, validation_mask
+from headrace.data.sets import digits
+from headrace.data.sets.digits import enlarge, read_digits, validation_mask
 
 # From the UCI file optdigits.tes: its first record, the digit 0.
 FIRST = """
@@ -77,7 +77,7 @@ def test_the_split_is_the_same_every_time_and_mixes_the_file() -> None:
 
 
 def test_a_changed_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_sets, "_SHA256", "0" * 64)
+    monkeypatch.setattr(digits, "_SHA256", "0" * 64)
     (finding,) = read_digits()["train"].findings
     assert "digits.npz" in str(finding)
     assert "install" in finding.problem

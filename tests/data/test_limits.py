@@ -15,10 +15,11 @@ from PIL import Image
 
 from headrace.data.decoding import image as image_module
 from headrace.data.decoding import limits
-from headrace.data.decoding.image import BadImage, cut_rows, decode, read_header
+from headrace.data.decoding.crop import CROP_RULES
+from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ViewSpec, decode_into
+from headrace.data.decoding.jpeg_rows import cut_rows
 from headrace.data.decoding.limits import MAX_SCANS, MAX_SEGMENTS
-from headrace.data.decoding.resize import CROP_RULES
 from headrace.data.sets.samples import FileSamples
 
 from .image_files import ObjectSamples, encode, smooth

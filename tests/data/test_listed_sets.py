@@ -15,9 +15,9 @@ import pytest
 import headrace
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
-from headrace.data.sets import table_files
+from headrace.data.sets import parquet_set
 from headrace.data.sets.image_sets import detect
-from headrace.data.sets.table_files import read_npz_set
+from headrace.data.sets.npz_set import read_npz_set
 from headrace.data.verify import verify
 from headrace.reference.entrance import config_from, resolve
 
@@ -238,8 +238,8 @@ def test_a_row_is_named_by_its_place_in_its_own_file(monkeypatch: pytest.MonkeyP
         groups = [SimpleNamespace(num_rows=rows) for rows in sizes[file.name]]
         return SimpleNamespace(metadata=SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__))
 
-    monkeypatch.setattr(table_files, "_pyarrow", lambda file: SimpleNamespace(ParquetFile=opened_file))
-    table = table_files._Table([Path(name) for name in sizes], "image", keep=True)
+    monkeypatch.setattr(parquet_set, "_pyarrow", lambda file: SimpleNamespace(ParquetFile=opened_file))
+    table = parquet_set._Table([Path(name) for name in sizes], "image", keep=True)
     assert [table.name(row) for row in (0, 5, 6, 9, 13)] == [
         *("a.parquet, row 0", "a.parquet, row 5"),
         *("b.parquet, row 0", "b.parquet, row 3", "b.parquet, row 7"),

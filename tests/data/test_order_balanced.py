@@ -9,18 +9,13 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.augmentation.augment import Preprocess, preprocess
-from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import (
-    CacheChoice,
-    StepShape,
-    balanced_order,
-    class_weights,
-    epoch_order,
-    repeated_order,
-    step_indices,
-)
-from headrace.data.sets.samples import ArraySource
+from headrace.data.augmentation.preprocess import Preprocess, preprocess
+from headrace.data.feeding.balance import balanced_order, class_weights, repeated_order
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.cache import CacheChoice
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.order import StepShape, epoch_order, step_indices
+from headrace.data.sets.source import ArraySource
 
 
 def test_balanced_weights_make_every_class_count_the_same() -> None:

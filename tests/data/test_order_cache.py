@@ -11,8 +11,8 @@ from headrace.config.load import config_from
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
-from headrace.data.feeding.feed import feed_options
-from headrace.data.feeding.order import decide_cache, make_resident
+from headrace.data.feeding.block_reader import feed_options
+from headrace.data.feeding.cache import decide_cache, make_resident
 
 
 def decided(num_devices: int = 1, **options: Any) -> tuple[str, str]:

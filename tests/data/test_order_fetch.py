@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from headrace.data.augmentation.augment import Preprocess, preprocess
-from headrace.data.feeding.order import fetch
+from headrace.data.augmentation.preprocess import Preprocess, preprocess
+from headrace.data.feeding.fetch import fetch
 
 HWC = (8, 6, 3)
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, *HWC), np.uint8)

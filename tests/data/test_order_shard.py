@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Augment, Data
-from headrace.data.augmentation.augment import preprocess_spec
+from headrace.data.augmentation.preprocess import preprocess_spec
 from headrace.data.dataset import describe_dataset
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.cache import CacheChoice, make_resident
 from headrace.data.feeding.eval_feed import EvalFeed
-from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import CacheChoice, ProcessShard, StepShape, make_resident, step_indices
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.order import StepShape, step_indices
+from headrace.data.feeding.shard import ProcessShard
 
 NUM_SAMPLES, SEED = 50, 3
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.data.feeding.feed import FeedStats, Prefetcher
+from headrace.data.feeding.prefetch import FeedStats, Prefetcher
 
 
 class Call:

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from headrace.config.load import config_from
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
-from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
+from headrace.data.augmentation.preprocess import Preprocess, preprocess, preprocess_spec
 from headrace.data.augmentation.rand_augment import (
     COLORS,
     MOVES,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from headrace.data.augmentation import rand_augment
-from headrace.data.augmentation.augment import AREA, ASPECT, erase, rectangles
+from headrace.data.augmentation import colors
+from headrace.data.augmentation.erase import AREA, ASPECT, erase, rectangles
 
 RNG = np.random.default_rng(3)
 # smooth images, noise, a flat one and one with few levels
@@ -25,19 +25,19 @@ IMAGES = np.stack(
 
 Operation = tuple[Callable[..., Any], Any, Callable[[Image.Image], Image.Image], int]
 OPERATIONS: dict[str, Operation] = {
-    "brighter": (rand_augment.brightness, 1.6, lambda im: ImageEnhance.Brightness(im).enhance(1.6), 1),
-    "darker": (rand_augment.brightness, 0.3, lambda im: ImageEnhance.Brightness(im).enhance(0.3), 1),
-    "contrast": (rand_augment.contrast, 1.7, lambda im: ImageEnhance.Contrast(im).enhance(1.7), 1),
-    "flatter": (rand_augment.contrast, 0.2, lambda im: ImageEnhance.Contrast(im).enhance(0.2), 1),
-    "saturation": (rand_augment.saturation, 1.8, lambda im: ImageEnhance.Color(im).enhance(1.8), 1),
-    "greyer": (rand_augment.saturation, 0.1, lambda im: ImageEnhance.Color(im).enhance(0.1), 1),
-    "sharper": (rand_augment.sharpness, 1.9, lambda im: ImageEnhance.Sharpness(im).enhance(1.9), 1),
-    "smoother": (rand_augment.sharpness, 0.1, lambda im: ImageEnhance.Sharpness(im).enhance(0.1), 1),
-    "posterize": (rand_augment.posterize, 32, lambda im: ImageOps.posterize(im, 3), 0),
-    "solarize": (rand_augment.solarize, 128, lambda im: ImageOps.solarize(im, 128), 0),
-    "invert": (rand_augment.invert, None, ImageOps.invert, 0),
-    "autocontrast": (rand_augment.autocontrast, None, ImageOps.autocontrast, 1),
-    "equalize": (rand_augment.equalize, None, ImageOps.equalize, 0),
+    "brighter": (colors.brightness, 1.6, lambda im: ImageEnhance.Brightness(im).enhance(1.6), 1),
+    "darker": (colors.brightness, 0.3, lambda im: ImageEnhance.Brightness(im).enhance(0.3), 1),
+    "contrast": (colors.contrast, 1.7, lambda im: ImageEnhance.Contrast(im).enhance(1.7), 1),
+    "flatter": (colors.contrast, 0.2, lambda im: ImageEnhance.Contrast(im).enhance(0.2), 1),
+    "saturation": (colors.saturation, 1.8, lambda im: ImageEnhance.Color(im).enhance(1.8), 1),
+    "greyer": (colors.saturation, 0.1, lambda im: ImageEnhance.Color(im).enhance(0.1), 1),
+    "sharper": (colors.sharpness, 1.9, lambda im: ImageEnhance.Sharpness(im).enhance(1.9), 1),
+    "smoother": (colors.sharpness, 0.1, lambda im: ImageEnhance.Sharpness(im).enhance(0.1), 1),
+    "posterize": (colors.posterize, 32, lambda im: ImageOps.posterize(im, 3), 0),
+    "solarize": (colors.solarize, 128, lambda im: ImageOps.solarize(im, 128), 0),
+    "invert": (colors.invert, None, ImageOps.invert, 0),
+    "autocontrast": (colors.autocontrast, None, ImageOps.autocontrast, 1),
+    "equalize": (colors.equalize, None, ImageOps.equalize, 0),
 }
 
 
@@ -46,7 +46,7 @@ def test_against_pillow(name: str) -> None:
     apply, strength, theirs, within = OPERATIONS[name]
     x = IMAGES.astype(np.float32)
     if isinstance(strength, float):  # a factor may differ from image to image
-        strength = np.full((len(x), 1, 1, 1), rand_augment.exact(strength), np.float32)
+        strength = np.full((len(x), 1, 1, 1), colors.exact(strength), np.float32)
     host = apply(x, strength)
     device = np.asarray(jax.jit(lambda x: apply(x, strength))(x))
     assert host.dtype == np.float32
@@ -73,8 +73,8 @@ def test_grey_images_have_one_channel() -> None:
 @pytest.mark.parametrize("turn", [-0.4, 0.0, 0.1, 0.5])
 def test_hue_against_colorsys(turn: float) -> None:
     x = IMAGES[:2].astype(np.float32)
-    host = rand_augment.turn_hue(x, np.float32(turn))
-    device = np.asarray(jax.jit(lambda x: rand_augment.turn_hue(x, np.float32(turn)))(x))
+    host = colors.turn_hue(x, np.float32(turn))
+    device = np.asarray(jax.jit(lambda x: colors.turn_hue(x, np.float32(turn)))(x))
     for found in (host, device):
         for pixel, ours in zip(x.reshape(-1, 3)[::7], found.reshape(-1, 3)[::7], strict=True):
             hue, saturation, value = colorsys.rgb_to_hsv(*(pixel / 255))
@@ -86,20 +86,20 @@ def test_hue_against_colorsys(turn: float) -> None:
 
 def test_jitter_is_the_operations_with_drawn_factors() -> None:
     x, index = IMAGES.astype(np.float32), np.array([5, 900, 2, 41], np.int32)
-    found = rand_augment.jitter(x, index, 3, (0.4, 0.1), 17)
-    device = jax.jit(lambda x, i, e: rand_augment.jitter(x, i, e, (0.4, 0.1), 17))(x, index, np.uint32(3))
+    found = colors.jitter(x, index, 3, (0.4, 0.1), 17)
+    device = jax.jit(lambda x, i, e: colors.jitter(x, i, e, (0.4, 0.1), 17))(x, index, np.uint32(3))
     assert np.abs(found - np.asarray(device)).max() <= 2
     assert (found == np.asarray(device)).mean() > 0.999
-    again = rand_augment.jitter(x[::-1], index[::-1], 3, (0.4, 0.1), 17)
+    again = colors.jitter(x[::-1], index[::-1], 3, (0.4, 0.1), 17)
     assert (again[::-1] == found).all()
-    assert (rand_augment.jitter(x, index, 4, (0.4, 0.1), 17) != found).any()
+    assert (colors.jitter(x, index, 4, (0.4, 0.1), 17) != found).any()
 
 
 def test_jitter_factors_are_uniform() -> None:
     """A brightness of 1 - s to 1 + s on an image of 100: levels from 60 to 140, evenly."""
     count = 20_000
     x = np.full((count, 1, 1, 1), 100, np.float32)
-    found = rand_augment.jitter(x, np.arange(count, dtype=np.int32), 0, (0.4, 0.0), 1).ravel()
+    found = colors.jitter(x, np.arange(count, dtype=np.int32), 0, (0.4, 0.0), 1).ravel()
     assert (found.min(), found.max()) == (60, 140)
     assert found.mean() == pytest.approx(100, abs=1)
     assert found.std() == pytest.approx(80 / np.sqrt(12), abs=0.5)

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from headrace.data.decoding import image_source
+from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
 from headrace.data.decoding.image_source import ViewSpec, decode_into
-from headrace.data.decoding.resize import CROP_RULES, draws, random_crop
 
 from .image_files import ObjectSamples, encode, smooth
 

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from headrace.data.decoding import resize
+from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image_source import ViewSpec
-from headrace.data.decoding.resize import CROP_RULES, Resampling, View, resize_view
+from headrace.data.decoding.resize import Resampling, View, resize_view
 
 RNG = np.random.default_rng(4)
 NOISE = RNG.integers(0, 256, (120, 170, 3)).astype(np.uint8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.core.rng import bits, name_id
-from headrace.data.decoding.resize import CROP_RULES, CropRule, draws, random_crop, valid_view
+from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop, valid_view
 
 SIZES = [(375, 500), (500, 333), (224, 224), (90, 1200), (31, 17)]
 

@@ -9,9 +9,9 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.augmentation.augment import draw_offsets, preprocess
+from headrace.data.augmentation.preprocess import draw_offsets, preprocess
 from headrace.data.dataset import describe_dataset, open_dataset
-from headrace.data.feeding.feed import BlockReader, feed_options
+from headrace.data.feeding.block_reader import BlockReader, feed_options
 from headrace.plan.data_memory import sent_data
 
 from .image_files import write_classes

@@ -20,8 +20,10 @@ from headrace.core.errors import DataError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.sets.image_sets import detect
-from headrace.data.sets.indexed_samples import open_pack, repack, tar_index, tar_shards
-from headrace.data.sets.tfrecords import write_example, write_records
+from headrace.data.sets.pack import open_pack, repack
+from headrace.data.sets.tar_shards import tar_index, tar_shards
+from headrace.data.sets.tf_example import write_example
+from headrace.data.sets.tfrecord_file import write_records
 
 from .image_files import encode, smooth, write_classes
 

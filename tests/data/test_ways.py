@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.data.dataset import describe_dataset, open_dataset
-from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
-from headrace.data.feeding.order import StepShape, fetch
+from headrace.data.feeding.block_reader import feed_options
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.fetch import fetch
+from headrace.data.feeding.order import StepShape
 from headrace.reference.entrance import config_from, resolve
 
 SHAPE = StepShape(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.data.augmentation.augment import MixedLabels
+from headrace.data.augmentation.mix import MixedLabels
 from headrace.engine import objective
 from headrace.engine.objective import label_rank, training_loss
 from headrace.engine.state import ema_decay, init_ema, next_ema

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.data.augmentation.augment import Mix, Preprocess
-from headrace.data.feeding.order import fetch
+from headrace.data.augmentation.mix import Mix
+from headrace.data.augmentation.preprocess import Preprocess
+from headrace.data.feeding.fetch import fetch
 from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
 from headrace.engine.lr_curve import rate_table

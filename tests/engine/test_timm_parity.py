@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Learning
-from headrace.data.augmentation.augment import MixedLabels
+from headrace.data.augmentation.mix import MixedLabels
 from headrace.engine.objective import CustomObjective, binary_cross_entropy, training_loss
 from headrace.engine.optimizer import make_optimizer
 

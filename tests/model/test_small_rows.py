@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.core.tree import flatten_named, unflatten_named
-from headrace.data.augmentation.augment import Preprocess
+from headrace.data.augmentation.preprocess import Preprocess
 from headrace.model.context import Ctx, Draws
 from headrace.model.families.convnext import ConvNeXt
 from headrace.model.families.densenet import DenseNet

@@ -6,7 +6,8 @@ import pytest
 
 from headrace.cli.plan import main
 from headrace.core.errors import ConfigError
-from headrace.data.sets.samples import Synthetic, SyntheticSource, first_samples, generated_source
+from headrace.data.sets.subset import first_samples
+from headrace.data.sets.synthetic import Synthetic, SyntheticSource, generated_source
 from headrace.reference.entrance import config_from, resolve
 from headrace.run.design import design_run, scale_to_devices
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Infeed
-from headrace.data.sets.samples import ArraySource
+from headrace.data.sets.source import ArraySource
 
 
 def numbers(count):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Infeed, dataset_benchmark, infeed_benchmark
-from headrace.data.sets.samples import ArraySource
+from headrace.data.sets.source import ArraySource
 
 FIELDS = {"elements_processed", "total_bytes_processed", "time_elapsed", "elements_per_second", "bandwidth"}
 ELEMENTS = [{"x": np.zeros((4, 100), np.float32), "y": np.zeros(4, np.int32)}] * 3  # 1,616 bytes each

@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Model, custom_network, read_digits
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.data.augmentation.augment import MixedLabels
+from headrace.data.augmentation.mix import MixedLabels
 from headrace.engine.objective import CustomObjective, classification_sums, metric_sums, training_loss
 from headrace.run import fit
 from headrace.run.custom_functions import Callback, by_sample, check_augment, check_objective, read_metrics

@@ -12,7 +12,7 @@ from headrace.cli.explain import explain
 from headrace.cli.predict import main as predict
 from headrace.cli.validate import main as validate
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.sets.samples import ArraySource
+from headrace.data.sets.source import ArraySource
 from headrace.report.run_report import write_run_report
 from headrace.run.fit import train
 from headrace.run.image_results import image_results, write_image_results

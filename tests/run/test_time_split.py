@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from headrace.checkpoint import saver
-from headrace.data.feeding.feed import BlockReader
-from headrace.data.feeding.order import Resident
+from headrace.data.feeding.block_reader import BlockReader
+from headrace.data.feeding.cache import Resident
 from headrace.run import fit, recorder
 from headrace.run.fit import resume, train
 from headrace.run.validation import Validator

@@ -6,9 +6,10 @@ import pytest
 from PIL import Image
 
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
-from headrace.data.decoding.resize import Resampling, resize_view, valid_view
+from headrace.data.augmentation.preprocess import Preprocess, preprocess
+from headrace.data.decoding.crop import valid_view
+from headrace.data.decoding.resize import Resampling, resize_view
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters

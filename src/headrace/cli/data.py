@@ -83,7 +83,7 @@ def _build(argv: list[str]) -> int:
         )
 
     resolved, args = parse(argv, "headrace data build", extra)
-    from headrace.data.feeding.feed import num_threads_of
+    from headrace.data.feeding.block_reader import num_threads_of
     from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
     from headrace.data.sets.folder import read_folders
 
@@ -123,9 +123,9 @@ def _pack(argv: list[str]) -> int:
     from headrace.config.section_data import IMAGE_DATASETS
     from headrace.core.units import format_bytes
     from headrace.data.dataset import resolved_set
-    from headrace.data.feeding.feed import num_threads_of
+    from headrace.data.feeding.block_reader import num_threads_of
     from headrace.data.sets.image_sets import open_image_set
-    from headrace.data.sets.indexed_samples import write_pack
+    from headrace.data.sets.pack import write_pack
 
     data, output = resolved_set(resolved.config.data), Path(args.output)
     if data.dataset not in IMAGE_DATASETS or data.synthetic_on:
@@ -175,7 +175,7 @@ def _bench(argv: list[str]) -> int:
     import json
 
     from headrace.data.decoding.jpeg import decoders
-    from headrace.data.feeding.feed import num_threads_of
+    from headrace.data.feeding.block_reader import num_threads_of
     from headrace.data.feeding.input_bench import PARTS, bench_input
 
     config = resolved.config

@@ -13,8 +13,11 @@ from headrace.config.section_data import FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
+from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes, usual_statistics
-from headrace.data.sets.file_problem import BadSamples, Part, quick_duplicates, raise_problems
+from headrace.data.sets.digits import read_digits
+from headrace.data.sets.duplicates import quick_duplicates
+from headrace.data.sets.file_problem import Part, raise_problems
 from headrace.data.sets.get import PUBLISHED, datasets_directory, get_set
 from headrace.data.sets.image_sets import (
     ImageSet,
@@ -27,23 +30,9 @@ from headrace.data.sets.image_sets import (
     sources_of,
     working_size,
 )
-from headrace.data.sets.known_sets import (
-    SPLITS,
-    Found,
-    class_names,
-    locate_folder,
-    locate_set,
-    read_digits,
-    read_split,
-)
-from headrace.data.sets.samples import (
-    ArraySource,
-    Source,
-    Synthetic,
-    SyntheticSource,
-    distinct_images,
-    generated_source,
-)
+from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_folder, locate_set, read_split
+from headrace.data.sets.source import ArraySource, Source
+from headrace.data.sets.synthetic import Synthetic, SyntheticSource, distinct_images, generated_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")
 _MOST_NAMED = 12  # classes whose names are shown

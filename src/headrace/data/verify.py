@@ -10,12 +10,14 @@ from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core.errors import DataError
 from headrace.data.dataset import describe_dataset, resolved_set
 from headrace.data.decoding.image import BadImage, decode, read_header
-from headrace.data.feeding.feed import num_threads_of
-from headrace.data.feeding.order import EVEN_OUT, describe_uneven
+from headrace.data.feeding.balance import EVEN_OUT, describe_uneven
+from headrace.data.feeding.block_reader import num_threads_of
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
-from headrace.data.sets.file_problem import DIGEST, Part, describe_duplicates, digest_of
+from headrace.data.sets.digits import read_digits
+from headrace.data.sets.duplicates import DIGEST, describe_duplicates, digest_of
+from headrace.data.sets.file_problem import Part
 from headrace.data.sets.image_sets import open_image_set
-from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_digits, read_split
+from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_split
 from headrace.data.sets.samples import Samples
 
 _AT_ONCE = 4096  # images submitted to the threads at a time, so that a large set needs little memory

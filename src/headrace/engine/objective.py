@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from headrace.data.augmentation.augment import MixedLabels
+from headrace.data.augmentation.mix import MixedLabels
 
 Labels = jax.Array | MixedLabels
 Sums = dict[str, jax.Array]

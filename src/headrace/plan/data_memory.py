@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from headrace.config.schema import Config
 from headrace.core.units import format_bytes
 from headrace.data.dataset import DataInfo
+from headrace.data.feeding.block_reader import FeedOptions
 from headrace.data.feeding.eval_feed import DEVICE, EvalCache
-from headrace.data.feeding.feed import FeedOptions
-from headrace.data.sets.samples import distinct_images
+from headrace.data.sets.synthetic import distinct_images
 from headrace.plan.batch import BatchPlan, ValidationPlan
 from headrace.plan.memory import MemoryPlan, MemoryRow
 

@@ -8,9 +8,9 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_count, parse_bytes
 from headrace.data.dataset import DataInfo
+from headrace.data.feeding.block_reader import FeedOptions, feed_options
+from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalCache, plan_eval_cache
-from headrace.data.feeding.feed import FeedOptions, feed_options
-from headrace.data.feeding.order import CacheChoice
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
 from headrace.plan.data_memory import resident_data, sent_data, with_validation

@@ -17,7 +17,7 @@ import numpy as np
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tree import PyTree
 from headrace.data.feeding.order import epoch_order
-from headrace.data.sets.samples import Source
+from headrace.data.sets.source import Source
 from headrace.program.structure import Structure, difference, host_arrays, structure_of, whole_number
 
 MAX_PREFETCH = 255

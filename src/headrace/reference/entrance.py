@@ -60,7 +60,7 @@ def _facts_of_run(path: Path) -> "WeightFacts | None":
         model = from_saved(saved).config.model
     except (KeyError, ConfigError):  # too old, or given by code
         return None
-    from headrace.data.decoding.resize import usual_shorter_side  # here, since it loads NumPy
+    from headrace.data.decoding.crop import usual_shorter_side  # here, since it loads NumPy
 
     size, shorter = form["image_hwc"][0], form["shorter_side"]
     data = {"image_size": size, "eval_resize_size": shorter or usual_shorter_side(size)}

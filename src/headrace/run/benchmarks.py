@@ -21,8 +21,8 @@ from headrace.core.errors import ConfigError, RunStopped
 from headrace.core.tree import PyTree
 from headrace.core.units import format_measured
 from headrace.data.dataset import DataSet, open_dataset
+from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed
-from headrace.data.feeding.order import make_resident
 from headrace.engine.devices import run_in_calling_thread, start_run_devices
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.engine.optimizer import make_optimizer
@@ -40,13 +40,7 @@ from headrace.run.profiling import (
     with_measured_blocks,
 )
 from headrace.run.start import adopt_weights
-from headrace.run.training import (
-    Calls,
-    Compiled,
-    compile_call,
-    compiled_from,
-    open_feed,
-)
+from headrace.run.training import Calls, Compiled, compile_call, compiled_from, open_feed
 from headrace.run.validation import make_forward_pass
 from headrace.telemetry.device_trace import ProfileSummary
 from headrace.telemetry.metric_totals import CallReader

@@ -18,8 +18,8 @@ from headrace.core import __version__
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tree import PyTree, flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
-from headrace.data.feeding.order import EVEN_OUT, describe_uneven, refuse_weights
-from headrace.data.sets.samples import first_samples
+from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weights
+from headrace.data.sets.subset import first_samples
 from headrace.engine.compiler import decide
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import CustomObjective, LossFunction, binary_cross_entropy

@@ -15,13 +15,14 @@ from headrace.core.errors import CheckpointError, ConfigError, DataError, Headra
 from headrace.core.files import sync_directory, write_synced
 from headrace.core.rng import generator
 from headrace.core.tensor_file import write_safetensors
-from headrace.data.augmentation.augment import preprocess
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
+from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.dataset import open_dataset
+from headrace.data.decoding.crop import valid_view
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ImageSource
-from headrace.data.decoding.resize import Resampling, View, resize_view, valid_view
-from headrace.data.sets.samples import Source
+from headrace.data.decoding.resize import Resampling, View, resize_view
+from headrace.data.sets.source import Source
 from headrace.ops.tracing import portable
 from headrace.run.prediction import find_images
 from headrace.run.trained_model import TrainedModel

@@ -29,8 +29,10 @@ from headrace.core.process import COMPILING, SAVING, STOP_SIGNALS, catch_signals
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
-from headrace.data.feeding.feed import FeedOptions, GivenUp, TrainFeed
-from headrace.data.sets.file_problem import FILE as BAD_FILE
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.prefetch import GivenUp
+from headrace.data.sets.bad_samples import FILE as BAD_FILE
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import compiles_alone, describe_compiler_options
 from headrace.engine.devices import start_run_devices, warm_up

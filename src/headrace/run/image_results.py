@@ -14,9 +14,9 @@ from PIL import Image
 from headrace.checkpoint.store import load
 from headrace.config.schema import Config
 from headrace.core.files import write_atomic
-from headrace.data.augmentation.augment import preprocess
+from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.dataset import open_dataset
-from headrace.data.sets.samples import Source
+from headrace.data.sets.source import Source
 from headrace.engine.devices import start_run_devices
 from headrace.reference.entrance import override
 from headrace.report.run_files import IMAGES_FILE

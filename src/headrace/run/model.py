@@ -32,7 +32,7 @@ from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.sets.catalog import numbered_classes
-from headrace.data.sets.samples import first_samples
+from headrace.data.sets.subset import first_samples
 from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import LossFunction

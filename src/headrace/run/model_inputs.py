@@ -18,12 +18,13 @@ from headrace.core.local_path import local_path
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
 from headrace.data.decoding.image_source import ImageSource
 from headrace.data.sets.arrays import ImageSpec, check_class_names
+from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.catalog import usual_statistics
-from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
 from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.image_sets import evaluation_view
-from headrace.data.sets.samples import ArraySource, FileSamples, Source
+from headrace.data.sets.samples import FileSamples
+from headrace.data.sets.source import ArraySource, Source
 from headrace.model.cost import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock

@@ -14,7 +14,7 @@ from PIL import Image
 
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import format_percent
-from headrace.data.augmentation.augment import preprocess
+from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.samples import FileSamples

@@ -19,7 +19,8 @@ from headrace.core.errors import HeadraceError
 from headrace.core.files import write_atomic
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
-from headrace.data.feeding.feed import FeedOptions, FeedStats
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.prefetch import FeedStats
 from headrace.engine.devices import CompileCounts
 from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.machine import describe_machine

@@ -26,9 +26,9 @@ from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, DataError
 from headrace.core.tree import PyTree
 from headrace.core.units import format_duration, format_list, format_percent
-from headrace.data.augmentation.augment import Preprocess
+from headrace.data.augmentation.preprocess import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
-from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
+from headrace.data.decoding.crop import uncropped_side, usual_shorter_side
 from headrace.engine.state import State
 from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like

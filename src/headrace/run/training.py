@@ -14,8 +14,13 @@ from headrace.config.schema import Learning, Pipeline
 from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet
-from headrace.data.feeding.feed import GROWTH, CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
+from headrace.data.feeding.balance import class_weights
+from headrace.data.feeding.block_reader import FeedOptions
+from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.fetch import fetch, fetch_labels
+from headrace.data.feeding.order import StepShape
+from headrace.data.feeding.prefetch import GROWTH
+from headrace.data.feeding.shard import WHOLE, ProcessShard
 from headrace.engine.call_loop import OnOneMesh, make_call
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take

@@ -20,9 +20,10 @@ from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet, describe_dataset
+from headrace.data.feeding.block_reader import FeedOptions
 from headrace.data.feeding.eval_feed import EvalFeed
-from headrace.data.feeding.feed import FeedOptions, TrainFeed
-from headrace.data.feeding.order import fetch, fetch_labels
+from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.fetch import fetch, fetch_labels
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import replica_mesh, start_run_devices, take
 from headrace.engine.forward import (

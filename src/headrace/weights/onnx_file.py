@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import CheckpointError
-from headrace.data.augmentation.augment import Preprocess
 from headrace.data.augmentation.crop_resize import CUBIC_FAR, CUBIC_NEAR, CentreView
+from headrace.data.augmentation.preprocess import Preprocess
 from headrace.model.network import Network
 from headrace.weights.onnx_graph import OPSET, Graph, require_onnx
 from headrace.weights.onnx_layers import write_layer

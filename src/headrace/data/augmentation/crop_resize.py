@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from headrace.data.augmentation.colors import Array
+
 _HALF = np.float32(0.5)
 
 
@@ -110,3 +112,30 @@ def _view_matrix(dim: Any, side: jax.Array, shorter: jax.Array, view: CentreView
         near, outer = (jnp.polyval(np.array(each, np.float32), far) for each in (CUBIC_NEAR, CUBIC_FAR))
         weights = jnp.where(far < 1, near, jnp.where(far < 2, outer, 0))
     return weights / weights.sum(1, keepdims=True)
+
+
+def shrink(values: Array, hw: tuple[int, int]) -> Array:
+    """Return images [n, H, W, C] of float32 numbers at a smaller size."""
+    rows, columns = (shrink_matrix(size, wanted) for size, wanted in zip(values.shape[1:3], hw, strict=True))
+    count, height, width, channels = values.shape
+    # In full float32 (a GPU would round to 10 bits by default): it costs little, and host and device agree.
+    by_rows = _product(rows, values.reshape(count, height, width * channels))
+    return _product(columns, by_rows.reshape(count * hw[0], width, channels)).reshape(count, *hw, channels)
+
+
+def shrink_matrix(size: int, wanted: int) -> np.ndarray:
+    """Return the weights of `size` old pixels in each of `wanted` new ones, float32 [wanted, size].
+
+    A triangle over the old pixels around the new one's centre, as wide as a new pixel is large (Pillow's BILINEAR).
+    """
+    scale = size / wanted
+    centre = (np.arange(wanted) + 0.5) * scale
+    distance = np.abs(np.arange(size)[None, :] + 0.5 - centre[:, None])
+    weights = np.maximum(1 - distance / max(scale, 1.0), 0)
+    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _product(matrix: np.ndarray, values: Array) -> Array:
+    if isinstance(values, np.ndarray):
+        return np.matmul(matrix, values)
+    return jnp.einsum("ps,nsk->npk", matrix, values, precision=lax.Precision.HIGHEST)

@@ -1,15 +1,19 @@
-"""Sources that decode: encoded samples become views of one size, or images of a working size for the device."""
+"""A source that decodes: encoded samples become views of one size.
 
-import threading
+A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its
+class, whichever thread finds it. It keeps its position in the order, so that all other samples stay where they are.
+"""
+
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.core.errors import DataError
+from headrace.data.decoding.batch_decoder import FileBackedSamples, batch_decoder
+from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.decoding.image import (
     BadImage,
     Header,
-    cut_rows,
     decode_factor,
     decode_stored,
     is_sideways,
@@ -17,23 +21,12 @@ from headrace.data.decoding.image import (
     stored_view,
     turn,
 )
-from headrace.data.decoding.jpeg import FileBackedSamples, batch_decoder, jpeg_decoder
+from headrace.data.decoding.jpeg import jpeg_decoder
+from headrace.data.decoding.jpeg_rows import cut_rows
 from headrace.data.decoding.limits import MAX_PIXELS
-from headrace.data.decoding.resize import (
-    CropRule,
-    Resampling,
-    Scratch,
-    View,
-    draws,
-    random_crop,
-    resize_view,
-    valid_view,
-)
-from headrace.data.sets.file_problem import BadSamples
+from headrace.data.decoding.resize import Resampling, Scratch, View, resize_view
+from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
-
-# A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its
-# class, whichever thread finds it. It keeps its position in the order, so that all other samples stay where they are.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +74,7 @@ class ViewSpec:
         return View(crop, (self.size, self.size))
 
 
-class _DecodedBytes:
+class DecodedBytes:
     """What the sources of decoded bytes have in common."""
 
     labels: np.ndarray
@@ -114,7 +107,7 @@ class _DecodedBytes:
         raise NotImplementedError
 
 
-class ImageSource(_DecodedBytes):
+class ImageSource(DecodedBytes):
     """One split of images, decoded as they are read."""
 
     def __init__(self, samples: Samples, spec: ViewSpec, split: str, bad: BadSamples) -> None:
@@ -229,78 +222,3 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
         return np.repeat(pixels[:, :, :1], 3, axis=2)
     weights = np.array([19595, 38470, 7471])
     return ((pixels[:, :, :3].astype(np.int64) @ weights + 0x8000) >> 16).astype(np.uint8)[:, :, None]
-
-
-# A source whose images are decoded once, whole, to one working size, and cropped at random on the device.
-#
-# An image of any shape is resized to a square. A crop keeps its place and its shape: its box is that of the streaming
-# source, drawn in the original image, scaled to the square in each direction. The device resizes the box
-# (augmentation/crop_resize.py), so the images can be kept there, or in host memory and sent.
-
-
-class WorkingSource(_DecodedBytes):
-    """One split as whole images of the working size, and the boxes of its crops in them."""
-
-    def __init__(self, whole: ImageSource, rule: CropRule) -> None:
-        assert whole.spec.whole
-        self._whole, self._rule, self.labels = whole, rule, whole.labels
-        self._kept: np.ndarray | None = None
-        self._decoded = np.zeros(len(whole), bool)
-        self._lock = threading.Lock()
-
-    @property
-    def image_hwc(self) -> tuple[int, int, int]:
-        return self._whole.image_hwc
-
-    @property
-    def original_hw(self) -> np.ndarray:
-        """Return the original height and width of every image, int32 [n, 2]; 0 where it was not decoded yet."""
-        return self._whole.original_hw
-
-    def keep(self) -> None:
-        """Keep images in host memory once they are decoded."""
-        self._kept = np.empty((len(self), *self.image_hwc), np.uint8)  # memory is taken as it is written
-
-    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
-        """Write these images into `out`, the same in every epoch."""
-        if self._kept is None:
-            self._whole.read_into(indices, 0, out)
-            return
-        # A block may contain a sample twice (balanced sampling, repeated augmentation).
-        missing = np.unique(indices[~self._decoded[indices]])
-        if len(missing):  # two threads may decode the same image, to the same bytes
-            decoded = self._whole.read(missing, 0)
-            with self._lock:
-                self._kept[missing] = decoded
-                self._decoded[missing] = True
-        # clip: with the default mode, which checks the indices, NumPy fills a copy of `out` first.
-        np.take(self._kept, indices, axis=0, out=out, mode="clip")
-
-    def boxes(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-        """Return the crops of these samples in pixels of the working size, float32 [n, 4]: top, left, height, width.
-
-        The images must have been decoded: the original size decides the crop.
-        """
-        spec, hw = self._whole.spec, self.original_hw[indices]
-        assert hw.all(), "an image is cropped before it was decoded"
-        decoder = batch_decoder(self._rule, spec.seed, spec.size, spec.channels)
-        samples = self._whole.samples
-        objects = None, None
-        if self._rule.reference and isinstance(samples, FileBackedSamples):
-            places = samples.extents(indices)
-            objects = places.objects, places.object_ends
-        if decoder is not None:
-            crops = decoder.crops(hw, indices, epochs, objects)
-        else:
-            ends = np.zeros(len(indices), int) if objects[1] is None else objects[1]
-            known = np.split(np.empty((0, 4)) if objects[0] is None else objects[0], ends)
-            crops = np.array(
-                [
-                    random_crop((height, width), self._rule, draws(spec.seed, epoch, sample), found.tolist())
-                    for (height, width), epoch, sample, found in zip(
-                        hw.tolist(), epochs.tolist(), indices.tolist(), known, strict=False
-                    )
-                ]
-            ).reshape(-1, 4)
-        # Drawn in the original image and then scaled: the same crop as the one a decoder of files would take.
-        return (crops * np.tile(spec.size / hw, (1, 2))).astype(np.float32)

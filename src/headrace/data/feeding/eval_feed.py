@@ -16,9 +16,11 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.feed import BlockReader, FeedOptions, FeedStats, Gate, SplitFeed, places, sent
-from headrace.data.feeding.order import Put, Resident
-from headrace.data.sets.samples import Source
+from headrace.data.feeding.block_reader import BlockReader, FeedOptions
+from headrace.data.feeding.cache import Put, Resident
+from headrace.data.feeding.feed import SplitFeed, places, sent
+from headrace.data.feeding.prefetch import FeedStats, Gate
+from headrace.data.sets.source import Source
 
 DEVICE, HOST, STREAMED = "device", "host", "streamed"
 _BLOCK_BYTES = 256 << 20  # of the images in a block, unless the dataset is on the device

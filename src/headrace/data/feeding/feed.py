@@ -4,339 +4,25 @@ A set that is kept on the device is put there once, and a block holds only indic
 read by threads and put on the devices while earlier blocks are in use.
 """
 
-import math
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
-from headrace.config.schema import Augment, Data
-from headrace.core.errors import ConfigError
-from headrace.core.process import num_processors, transferring
+from headrace.core.process import transferring
 from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
-from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
-from headrace.data.dataset import DataInfo
-from headrace.data.decoding.image_source import WorkingSource
-from headrace.data.feeding.order import (
-    WHOLE,
-    CacheChoice,
-    ProcessShard,
-    Put,
-    Resident,
-    StepShape,
-    balanced_order,
-    decide_cache,
-    epoch_order,
-    repeated_order,
-    step_indices,
-)
-from headrace.data.sets.samples import DecodingSource, Source
-
-What = TypeVar("What")
-Block = TypeVar("Block")
-
-# Reading the images of a block with several threads
-
-
-# Read by a thread at a time: large enough to be worth the switch, small enough to balance the threads.
-_CHUNK_BYTES = 1 << 20
-_MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is limited by memory bandwidth long before
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedOptions:
-    """The options of a feed; only `preprocess` affects the values that it delivers."""
-
-    preprocess: Preprocess
-    cache: CacheChoice
-    eight_bit_transfer: bool
-    num_threads: int
-    prefetch_depth: int
-    shard: ProcessShard = WHOLE  # the columns of every batch that this process reads
-
-
-def feed_options(
-    data: Data, info: DataInfo, seed: int, num_devices: int, augment: Augment | None = None
-) -> FeedOptions:
-    """Return the feed's options from the configuration; `augment` matters for training only."""
-    eight_bit = data.eight_bit_transfer
-    bytes_kept = info.image_dtype == "uint8"
-    if eight_bit and not bytes_kept:
-        raise ConfigError(
-            f"eight_bit_transfer is on, but the images are {info.image_dtype}.",
-            rule="Only images of whole numbers from 0 to 255 fit 8 bits.",
-            remedy="Leave eight_bit_transfer out, or give the images as uint8.",
-        )
-    return FeedOptions(
-        preprocess=preprocess_spec(data, augment or Augment(), info, seed),
-        cache=decide_cache(info, data, num_devices),
-        eight_bit_transfer=data.accelerator_side_preprocess and bytes_kept if eight_bit is None else eight_bit,
-        num_threads=num_threads_of(data),
-        prefetch_depth=data.prefetch_depth,
-    )
-
-
-def num_threads_of(data: Data) -> int:
-    """Return how many threads prepare images."""
-    return data.pipeline_num_parallel or min(_MAX_THREADS, num_processors())
-
-
-class BlockReader:
-    """Reads the images of a block with several threads. The number of threads does not affect the result."""
-
-    def __init__(self, source: Source, options: FeedOptions, train: bool, gate: "Gate | None" = None) -> None:
-        self._source, self._options, self._train, self._gate = source, options, train, gate
-        self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
-        self._closing = threading.Event()
-        # Decoded straight into the block: bytes that nothing else has to be done to need no copy.
-        as_sent = options.eight_bit_transfer and options.preprocess.on_device
-        self._in_place = source if as_sent and isinstance(source, DecodingSource) else None
-
-    def read(self, index: np.ndarray, epoch: np.ndarray | int, num_rows: int = 0) -> dict[str, np.ndarray]:
-        """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample.
-
-        The images have at least `num_rows` rows: rows beyond the index stay untouched, so that they take no memory.
-        """
-        flat = index.reshape(-1)
-        epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
-        hwc = self._source.image_hwc
-        shape = (max(len(index), num_rows), *index.shape[1:])
-        images = _new_memory((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
-        size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
-        if self._in_place is not None:  # decoding is slow: few images at a time, so that the threads finish together
-            size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
-
-        def fill(start: int) -> None:
-            # Between chunks, not between blocks: what is urgent waits for one chunk at most.
-            if self._gate is not None:
-                self._gate.wait()
-            if self._closing.is_set():
-                return
-            chunk = slice(start, start + size)
-            if self._in_place is not None:
-                seen = seen_samples(flat[chunk], epochs[chunk], len(self._source))
-                self._in_place.read_into(*seen, images[: len(flat)][chunk])
-            else:
-                images[: len(flat)][chunk] = self._chunk(flat[chunk], epochs[chunk])
-
-        starts = range(0, len(flat), size)
-        if len(starts) == 1 or self._options.num_threads == 1:
-            for start in starts:
-                fill(start)
-        else:
-            # Chunks are written to their places, so that their order does not matter.
-            list(self._pool.map(fill, starts))  # list: an exception in a thread is raised here
-        return {"images": images.reshape(*shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
-
-    def close(self, *, wait: bool = True) -> None:
-        """Stop the threads without finishing the current block; wait for what they are in the middle of, or do not."""
-        self._closing.set()
-        self._pool.shutdown(wait=wait, cancel_futures=True)
-
-    def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> PyTree:
-        images = self._source.read(*seen_samples(index, epoch, len(self._source)))
-        spec = self._options.preprocess
-        return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
-
-
-def _new_memory(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-    """Return an array that nobody has written to, in memory that one CPU device takes as it is.
-
-    New for every block: a buffer used again would change a block in flight. From a multiple of 64 bytes on, because
-    XLA copies others, unfilled rows as well: 500 MB took 0.9 s on two cores.
-    """
-    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(num_bytes + 63, np.uint8)
-    first = -memory.ctypes.data % 64
-    return memory[first : first + num_bytes].view(dtype).reshape(shape)
-
-
-def seen_samples(index: np.ndarray, epoch: np.ndarray, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return samples and epochs for the source; a repeated sample gets another epoch, and so a different crop."""
-    again, sample = np.divmod(index, num_samples)
-    # Above the 16 bits of real epochs, so that no repetition shares its crop with another epoch of the sample.
-    return sample, epoch + (again.astype(np.uint32) << np.uint32(16))
-
-
-class Gate:
-    """Holds back reading that can wait while something more urgent is being prepared."""
-
-    def __init__(self) -> None:
-        self._lock, self._open = threading.Lock(), threading.Event()
-        self._held, self._urgent = False, False
-        self._open.set()
-
-    def hold(self, held: bool) -> None:
-        """Say that something more urgent begins or ends."""
-        with self._lock:
-            self._held = held
-            self._update()
-
-    def hurry(self, urgent: bool) -> None:
-        """Let everything pass whatever is held, or no longer."""
-        with self._lock:
-            self._urgent = urgent
-            self._update()
-
-    def wait(self) -> None:
-        """Wait until the gate is open."""
-        self._open.wait()
-
-    def _update(self) -> None:
-        (self._open.clear if self._held and not self._urgent else self._open.set)()
-
-
-# Prefetching blocks on a thread, in order, at most `depth` ahead
-
-
-GROWTH = 8  # of blocks and calls, each at most so many times the last: a first measurement may be far off
-_POLL_SECONDS = 0.001  # interval at which to check whether the device is still busy
-_LOOK_SECONDS = 0.1  # between two looks for a reason to give up waiting
-
-
-@dataclass
-class FeedStats:
-    """The cost of feeding so far; `wait_seconds` is without the first block, which cannot be prefetched."""
-
-    blocks: int = 0  # delivered
-    images: int = 0  # samples prepared, some of them not delivered yet
-    bytes: int = 0  # of prepared blocks, all sent to the devices
-    read_seconds: float = 0.0  # to prepare `images` in host memory
-    send_seconds: float = 0.0  # until the devices had them, while others were read
-    wait_seconds: float = 0.0  # time the device was idle waiting for a block
-    first_wait_seconds: float = 0.0
-
-
-class InFlight(Protocol):
-    """A result of a call that may still run, such as a jax.Array."""
-
-    def is_ready(self) -> bool: ...
-
-
-class GivenUp(Exception):
-    """What was waited for is no longer wanted."""
-
-
-def wait_unless(future: Future[Any], given_up: Callable[[], bool]) -> None:
-    """Wait for a result; raise GivenUp as soon as it is no longer wanted."""
-    while not wait([future], timeout=_LOOK_SECONDS).done:
-        if given_up():
-            raise GivenUp
-
-
-def _never_given_up() -> bool:
-    return False
-
-
-class Prefetcher(Generic[What, Block]):
-    """The blocks `send(read(what))` for each `what` in turn, prefetched.
-
-    Every block is made of fresh arrays: a device array may share memory with its NumPy array.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[What], Any],
-        whats: Iterable[What],
-        depth: int,
-        stats: FeedStats,
-        send: Callable[[Any], Block] = lambda read: read,
-    ) -> None:
-        self._read, self._send, self._whats = read, send, iter(whats)
-        # One thread: blocks are read in order, each with all reading threads, and the first is ready as early as can
-        # be. Another sends them: reading goes on meanwhile, also while a program is compiled that has the devices to
-        # itself.
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._senders = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
-        self._pending: deque[Future[Block]] = deque()
-        self._failure: BaseException | None = None
-        self.stats = stats  # the caller's: `read` may count into it before this constructor has returned
-        self._gate: Gate | None = None
-        self._reporting = threading.Lock()
-        self._depth, self._num_read, self._num_unread = depth, 0, 0
-        # One more than later, because none is in use yet: programs are compiled meanwhile, and there is time for it.
-        self._submit(depth + 1)
-
-    def next(self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = _never_given_up) -> Block:
-        """Return the next block. Errors of the prefetching thread are raised here.
-
-        `in_flight` is a result of the call that now runs: waiting is counted only after that call has ended. Without it
-        all waiting counts. Raises GivenUp once the block is no longer wanted.
-        """
-        if self._failure is not None:
-            raise self._failure
-        # What is waited for is submitted again only after it was taken: memory holds `depth` blocks and the one in
-        # use.
-        future = self._pending.popleft()
-        waited = _idle_seconds(future, in_flight, given_up)
-        try:
-            block = future.result()
-        except BaseException as error:
-            self._failure = error
-            self.close()
-            raise
-        if self.stats.blocks == 0:
-            self.stats.first_wait_seconds = waited
-        else:
-            self.stats.wait_seconds += waited
-        self.stats.blocks += 1
-        self._submit(self._depth - len(self._pending))
-        return block
-
-    def hold(self, gate: Gate) -> None:
-        """Hold a gate whenever a block is being read."""
-        self._gate = gate
-        self._report(0)
-
-    def close(self, *, wait: bool = True) -> None:
-        """Drop the prefetched blocks and stop the threads after their current blocks; wait for these, or do not."""
-        self._readers.shutdown(wait=wait, cancel_futures=True)  # first: the other waits for what is read
-        self._senders.shutdown(wait=wait, cancel_futures=True)
-        self._pending.clear()
-
-    def _submit(self, num_blocks: int) -> None:
-        for _ in range(num_blocks):
-            self._report(1)
-            read = self._readers.submit(self._timed)
-            read.add_done_callback(lambda _: self._report(-1))
-            self._pending.append(self._senders.submit(lambda read: self._send(read.result()), read))
-
-    def _report(self, num_unread: int) -> None:
-        with self._reporting:  # so that the later of two threads reports last
-            self._num_unread += num_unread
-            if self._gate is not None:
-                self._gate.hold(self._num_unread > 0)
-
-    def _timed(self) -> Any:
-        # What a block holds is asked for when it is begun, not when it is submitted: more is known by then.
-        for what in islice(self._whats, 1):
-            start = time.perf_counter()
-            try:
-                return self._read(what)
-            finally:
-                self._num_read += 1
-                self.stats.read_seconds += time.perf_counter() - start
-        raise RuntimeError(f"The feed has no more blocks than {self._num_read}.")
-
-
-def _idle_seconds(future: Future[Any], in_flight: InFlight | None, given_up: Callable[[], bool]) -> float:
-    """Wait for a block and return how long the device was idle."""
-    # Polled: there is no event for "a block or the devices are ready".
-    while in_flight is not None and not in_flight.is_ready():
-        if wait([future], timeout=_POLL_SECONDS).done:
-            return 0.0
-    start = time.perf_counter()
-    wait_unless(future, given_up)
-    return time.perf_counter() - start
+from headrace.data.decoding.working_source import WorkingSource
+from headrace.data.feeding.balance import balanced_order, repeated_order
+from headrace.data.feeding.block_reader import BlockReader, FeedOptions, seen_samples
+from headrace.data.feeding.cache import Put, Resident
+from headrace.data.feeding.order import StepShape, epoch_order, step_indices
+from headrace.data.feeding.prefetch import GROWTH, FeedStats, Gate, InFlight, Prefetcher, never_given_up, wait_unless
+from headrace.data.sets.source import Source
 
 
 class SplitFeed:
@@ -375,7 +61,7 @@ class _PreparedFeed(SplitFeed):
     _prefetcher: Prefetcher[Any, Any]
 
     def next(
-        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = _never_given_up
+        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
     ) -> dict[str, jax.Array]:
         """Return the next block, with images and labels unless they are resident.
 
@@ -440,7 +126,7 @@ class TrainFeed(_PreparedFeed):
         self._prefetcher = Prefetcher(self._read, self._spans(), options.prefetch_depth, self.stats, self._send)
 
     def next(
-        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = _never_given_up
+        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
     ) -> dict[str, jax.Array]:
         """Return the block of the next call, with images and labels unless they are resident; `rows` are its rows."""
         if self._step == self._steps.stop:

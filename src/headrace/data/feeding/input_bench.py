@@ -14,10 +14,10 @@ from headrace.core.errors import ConfigError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ImageSource
-from headrace.data.feeding.feed import BlockReader, feed_options
+from headrace.data.feeding.block_reader import BlockReader, feed_options
 from headrace.data.feeding.order import epoch_order
-from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.samples import Source
+from headrace.data.sets.bad_samples import BadSamples
+from headrace.data.sets.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)

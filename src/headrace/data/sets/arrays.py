@@ -15,7 +15,7 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataInfo, DataSet, counts_of, with_pixel_options
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import NO_REGRESSION
-from headrace.data.sets.samples import ArraySource, Source
+from headrace.data.sets.source import ArraySource, Source
 
 ARRAYS = "arrays"  # the name of such a dataset
 DTYPES = ("uint8", "float32")

@@ -18,7 +18,8 @@ from headrace.data.decoding.image import BadImage, decode, encode_jpeg, read_hea
 from headrace.data.sets.folder import ClassFolders
 from headrace.data.sets.indexed_samples import read_names
 from headrace.data.sets.samples import FileSamples
-from headrace.data.sets.tfrecords import Floats, Values, write_example, write_records
+from headrace.data.sets.tf_example import Floats, Values, write_example
+from headrace.data.sets.tfrecord_file import write_records
 
 SEED = 12345  # the reference's too, whose generator is another
 QUALITY = 100  # as the reference encodes these again

@@ -1,12 +1,14 @@
-"""Image files with labels: a folder for each class, with or without folders for the two splits, or a CSV file."""
+"""Class folders: a folder of images for each class, with or without folders for the two splits above them.
 
-import csv
+Only regular files are opened (a named pipe would block). Links to folders are followed unless they lead back to a
+folder above. What is skipped is counted by reason.
+"""
+
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,16 +16,9 @@ from headrace.core.errors import DataError
 from headrace.core.files import is_directory
 from headrace.core.units import format_list
 from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
-from headrace.data.sets.class_check import NO_REGRESSION, check_classes, first_fraction
 from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.samples import FileSamples
-
-# Class folders: a folder of images for each class, with or without folders for the two splits above them.
-#
-# Only regular files are opened (a named pipe would block). Links to folders are followed unless they lead back to a
-# folder above. What is skipped is counted by reason.
-
 
 TRAIN_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "validation", "valid", "test")
@@ -316,189 +311,3 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
 def _is_text(name: str) -> bool:
     """Say whether a name is Unicode: Python stands in for other bytes with halves of surrogate pairs."""
     return name.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in name)
-
-
-# Images listed in a CSV file: a column of paths, a column of labels and, optionally, a column of splits.
-#
-# Columns are found by their names, in any order, separated by commas, semicolons or tabs. A path is relative to the
-# dataset's path or to the folder of the CSV file. Labels are names of classes; numbers are sorted as numbers.
-
-
-PATH_NAMES = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_id")
-LABEL_NAMES = ("label", "class", "class_name", "category", "target")
-SPLIT_NAMES = ("split", "subset", "set", "fold")
-_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
-    ("val", "valid", "validation", "dev", "eval"), "validation"
-)
-MAX_BYTES = 1 << 30
-_RULE = "The first line names the columns: path, label and, optionally, split (train, val or test)."
-
-
-class _Row(NamedTuple):  # made three times as fast as a frozen dataclass: there may be millions
-    line: int
-    path: str
-    label: str
-    split: str  # train, validation, test, or empty where the file has no such column
-
-
-def read_csv_set(file: Path, dataset_path: str, validation_split: float) -> ClassFolders:
-    """Return both splits of the images that a CSV file lists; anything inconsistent is a DataError with its line."""
-    try:
-        facts = file.stat()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}.", remedy="Check --labels.") from None
-    return _read(file, dataset_path, validation_split, (facts.st_size, facts.st_mtime_ns))
-
-
-@lru_cache(maxsize=4)  # a run describes, checks and opens its set
-def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple[int, int]) -> ClassFolders:
-    rows = _rows(file, changed[0])
-    root = _root(file, dataset_path, rows)
-    _refuse_missing(file, root, rows)
-    splits = {row.split for row in rows}
-    held_out = "validation" if "validation" in splits else "test" if "test" in splits else ""
-    if held_out and "train" not in splits:
-        raise DataError(f"{file} has no row whose split is train.", rule=_RULE)
-    # Images of a test split are not looked at while there is a validation split: otherwise it would be no test.
-    unused = [row for row in rows if row.split == "test" and held_out == "validation"]
-    used = [row for row in rows if row.split != "test" or held_out == "test"]
-    if (fraction := first_fraction(row.label for row in used)) is not None:
-        line = next(row.line for row in used if row.label == fraction)
-        raise DataError(
-            f"{file}, line {line:,}: the label is {fraction}, and all labels are numbers.",
-            rule=NO_REGRESSION,
-            remedy="Check which column holds the labels; where numbers are names of classes, add letters: x0.5.",
-        )
-    names = _class_names([row.label for row in used if row.split in ("", "train")])
-    number = {name: label for label, name in enumerate(names)}
-    if len(names) < 2:
-        raise DataError(f"{file} has only one class: {', '.join(names)}.", rule="There must be two or more.")
-    strange = next((row for row in used if row.label not in number), None)
-    if strange is not None:
-        raise DataError(
-            f"{file}, line {strange.line:,}: the class {strange.label!r} has no training image.",
-            rule="Validation can only ask for classes that were trained.",
-        )
-    labels = np.array([number[row.label] for row in used], np.int32)
-    doubts = check_classes(str(file), names, labels)
-    if held_out:
-        mask = np.array([row.split == held_out for row in used])
-        split_by = f"its column of splits: train and {held_out}"
-        remarks = never_validated(names, labels[mask])
-    else:
-        part = hold_out([row.path for row in used], labels, validation_split, names, str(file), "a column split")
-        mask, split_by, remarks = part.mask, part.text, part.remarks
-    absolute = any(row.path.startswith("/") for row in used)
-    # Text, not paths: a million of those take 15 s to make.
-    paths = [os.path.join(str(root), row.path) if absolute else row.path for row in used]  # noqa: PTH118
-    train, validation = (
-        FileSamples(
-            Path("/") if absolute else root, [paths[n].lstrip("/") for n in np.flatnonzero(chosen)], labels[chosen]
-        )
-        for chosen in (~mask, mask)
-    )
-    skipped = (
-        [Skipped(reason="rows of split test are not used in training", count=len(unused), example=unused[0].path)]
-        if unused
-        else []
-    )
-    return ClassFolders(
-        class_names=names,
-        train=train,
-        validation=validation,
-        split_by=split_by,
-        skipped=tuple(skipped),
-        remarks=(*doubts, *remarks),
-    )
-
-
-def _rows(file: Path, size: int) -> list[_Row]:
-    if not file.is_file():
-        raise DataError(f"{file} is not a regular file.", remedy="Give a CSV file with --labels.")
-    if size > MAX_BYTES:
-        raise DataError(f"{file} has {size:,} bytes.", rule=f"At most {MAX_BYTES:,} are read.")
-    rows: list[_Row] = []
-    line = 1  # at which a row begins: in quotes, one may have several lines
-    try:
-        # utf-8-sig: Excel begins its files with a byte-order mark, which would otherwise be part of the first column's
-        # name.
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            header = lines.readline()
-            # By the header: values may contain any of them, names of columns hardly do. Excel writes semicolons where
-            # the comma is a decimal sign.
-            delimiter = max(",;\t", key=header.count)
-            columns = _columns(file, next(csv.reader([header], delimiter=delimiter), []))
-            table = csv.reader(lines, delimiter=delimiter, strict=True)
-            line = 2
-            for values in table:
-                if values:
-                    rows.append(_row(file, line, values, columns))
-                line = table.line_num + 2
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file}, byte {error.start:,} after line {line - 1:,}: not UTF-8.", remedy="Save it as UTF-8."
-        ) from None
-    except csv.Error as error:
-        raise DataError(f"{file}, line {line:,}: {error}.", rule="Quotes that are opened are closed.") from None
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}.") from None
-    if not rows:
-        raise DataError(f"{file} lists no images.", rule=_RULE)
-    return rows
-
-
-def _columns(file: Path, header: Sequence[str]) -> tuple[int, int, int | None]:
-    names = [name.strip().lower() for name in header]
-    path, label, split = (
-        next((names.index(name) for name in known if name in names), None)
-        for known in (PATH_NAMES, LABEL_NAMES, SPLIT_NAMES)
-    )
-    if path is None or label is None:
-        raise DataError(f"{file}, line 1: the columns are {', '.join(names)[:200] or 'not named'}.", rule=_RULE)
-    return path, label, split
-
-
-def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int | None]) -> _Row:
-    most = max(columns[0], columns[1], columns[2] or 0)
-    if len(values) <= most:
-        raise DataError(
-            f"{file}, line {line:,}: {len(values)} value(s), but {most + 1} columns are needed.", rule=_RULE
-        )
-    path, label = values[columns[0]].strip(), values[columns[1]].strip()
-    if not path or not label or "\0" in path + label:
-        what, value = ("path", path) if not path or "\0" in path else ("label", label)
-        raise DataError(f"{file}, line {line:,}: the {what} is {value!r}.", rule=_RULE)
-    if columns[2] is None:
-        return _Row(line=line, path=path, label=label, split="")
-    given = values[columns[2]].strip().lower()
-    if given not in _SPLITS:
-        raise DataError(f"{file}, line {line:,}: the split is {given[:40]!r}.", rule=f"Splits: {', '.join(_SPLITS)}.")
-    return _Row(line=line, path=path, label=label, split=_SPLITS[given])
-
-
-def _root(file: Path, dataset_path: str, rows: Sequence[_Row]) -> Path:
-    """Return the folder that paths are relative to: the dataset's path, or the CSV file's if the images are there."""
-    given, beside = Path(dataset_path).expanduser().absolute(), file.parent.absolute()
-    # Unlike Path.exists, this one does not raise for a name that no file can have.
-    there, here = (os.path.exists(folder / rows[0].path) for folder in (given, beside))  # noqa: PTH110
-    return beside if here and not there else given
-
-
-def _refuse_missing(file: Path, root: Path, rows: Sequence[_Row]) -> None:
-    base = str(root)
-    # All of them, before anything starts: a missing file would otherwise be met hours later.
-    missing = [row for row in rows if not os.path.isfile(os.path.join(base, row.path))]  # noqa: PTH113, PTH118 (many)
-    if missing:
-        raise DataError(
-            f"{file}: {len(missing):,} of {len(rows):,} images are not there, the first in line {missing[0].line:,}: "
-            f"{str(root / missing[0].path)[:300]}.",
-            rule="Paths are relative to --dataset-path, or else to the folder of the CSV file.",
-        )
-
-
-def _class_names(labels: Sequence[str]) -> tuple[str, ...]:
-    names = set(labels)
-    # Sorted as text, class 10 would come before class 2, and labels would not be the numbers in the file.
-    if all(name.isascii() and name.lstrip("-").isdigit() and len(name) < 20 for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))

@@ -10,36 +10,25 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError, nearest
 from headrace.core.units import format_bytes, parse_bytes
+from headrace.data.decoding.crop import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
 from headrace.data.decoding.image import BadImage, read_header
-from headrace.data.decoding.image_source import ImageSource, ViewSpec, WorkingSource
-from headrace.data.decoding.resize import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.working_source import WorkingSource
+from headrace.data.sets.bad_samples import BadSamples
+from headrace.data.sets.cached_samples import KEPT, Budget, CachedSamples
 from headrace.data.sets.catalog import KNOWN_SETS, numbered_classes
 from headrace.data.sets.class_check import check_classes
-from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.folder import (
-    ClassFolders,
-    has_class_folders,
-    read_csv_set,
-    read_folders,
-    refuse_loose_images,
-)
+from headrace.data.sets.csv_set import read_csv_set
+from headrace.data.sets.folder import ClassFolders, has_class_folders, read_folders, refuse_loose_images
 from headrace.data.sets.held_out import hold_out
-from headrace.data.sets.indexed_samples import (
-    Index,
-    Pack,
-    StoredSamples,
-    empty_classes,
-    has_tar_shards,
-    is_pack,
-    open_pack,
-    plain_content,
-    refuse_new_labels,
-    tar_index,
-    tar_shards,
-)
+from headrace.data.sets.indexed_samples import Index, StoredSamples, empty_classes, refuse_new_labels
 from headrace.data.sets.known_sets import locate_set
-from headrace.data.sets.samples import KEPT, Budget, CachedSamples, Samples
-from headrace.data.sets.table_files import TableSet, is_npz, parquet_files, read_npz_set, read_parquet_set
+from headrace.data.sets.npz_set import is_npz, read_npz_set
+from headrace.data.sets.pack import Pack, is_pack, open_pack
+from headrace.data.sets.parquet_set import parquet_files, read_parquet_set
+from headrace.data.sets.samples import Samples
+from headrace.data.sets.table_set import TableSet
+from headrace.data.sets.tar_shards import has_tar_shards, plain_content, tar_index, tar_shards
 from headrace.data.sets.tfrecords import (
     IMAGENET,
     TFDS_SHARD,

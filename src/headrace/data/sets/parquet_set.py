@@ -1,205 +1,26 @@
-"""Images stored as arrays in a NumPy file (.npz), or encoded in a table (.parquet, as Hugging Face `datasets` writes).
+"""Images encoded in a table (.parquet, as Hugging Face `datasets` writes).
 
-Both are read into memory. Tables that need more than a budget are read a group of rows at a time instead, which
-suits `headrace data pack` but not training in random order.
+Tables are read into memory. One that needs more than a budget is read a group of rows at a time instead, which suits
+`headrace data pack` but not training in random order.
 """
 
-import os
 import re
 import threading
-import zipfile
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import MAX_BYTES, entries_of, parse_json
+from headrace.core.files import parse_json
 from headrace.core.units import format_bytes, format_list
 from headrace.data.decoding.image import BadImage
-from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import NO_REGRESSION
-from headrace.data.sets.npz_file import StoredArray, stored_array
-from headrace.data.sets.samples import Content, Samples
-
-# NumPy files
-
-
-_TRAIN_KEYS = (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels"), ("x", "y"))
-_VALIDATION_KEYS = (
-    ("val_images", "val_labels"),
-    ("validation_images", "validation_labels"),
-    ("x_val", "y_val"),
-    ("test_images", "test_labels"),
-    ("x_test", "y_test"),
-)
-_BYTES_PER_IMAGE = 100  # its number, its label, and the name by which it is held out or not
-_KEYS_RULE = (
-    "Arrays are images and labels, or train_images, train_labels, val_images and val_labels, or x_train, y_train, "
-    "x_test and y_test; class_names is optional."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableSet:
-    """The splits of such a file; `validation` is None where it has none, and part of `train` is to be held out."""
-
-    class_names: tuple[str, ...]
-    train: "PixelSamples | TableSamples"
-    validation: Samples | None
-    add: str  # what to add so that there is one
-    slow: bool = False  # reading in random order decodes a group of rows for each image
-
-
-class PixelSamples:
-    """Images of one array, uint8 [N, H, W, C]."""
-
-    def __init__(self, name: str, images: np.ndarray, labels: np.ndarray, numbers: np.ndarray | None = None) -> None:
-        self._name, self._images, self._all_labels = name, images, labels
-        self._numbers = np.arange(len(labels)) if numbers is None else numbers
-        self.labels = labels[self._numbers].astype(np.int32)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def content(self, sample: int) -> Content:
-        return Content(self._images[self._numbers[sample]])
-
-    def name(self, sample: int) -> str:
-        """Return the array and the number of the image in it."""
-        return f"{self._name}[{int(self._numbers[sample]):,}]"
-
-    def take(self, chosen: np.ndarray) -> "PixelSamples":
-        return PixelSamples(self._name, self._images, self._all_labels, self._numbers[chosen])
-
-
-def is_npz(path: Path) -> bool:
-    """Say whether a path is a file of NumPy arrays."""
-    return path.suffix == ".npz" and path.is_file()
-
-
-def read_npz_set(path: Path) -> TableSet:
-    """Return the splits of a file of arrays; anything that is not images and labels is a DataError."""
-    try:
-        facts = path.stat()
-        return _read_npz(path, (facts.st_size, facts.st_mtime_ns))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-
-
-@lru_cache(maxsize=2)
-def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
-    del changed  # part of the key
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = _stored_arrays(path, archive)
-            train, validation = (_pair(found, keys) for keys in (_TRAIN_KEYS, _VALIDATION_KEYS))
-            if train is None:
-                raise DataError(f"{path} has the arrays {', '.join(sorted(found))[:200] or 'none'}.", rule=_KEYS_RULE)
-            pairs = [keys for keys in (train, validation) if keys]
-            wanted = {name: found[name] for name in (*sum(pairs, ()), "class_names") if name in found}
-            # By what their headers say, all of them before any is unpacked: a compressed file may claim any size.
-            for keys in pairs:
-                _refuse_other_arrays(path, found, keys)
-            _refuse_large_arrays(path, wanted, pairs)
-            arrays = {name: stored.read(archive) for name, stored in wanted.items()}
-    except DataError:
-        raise
-    except Exception as error:  # zipfile and NumPy raise nearly anything for damaged files
-        raise DataError(
-            f"{path} is not a good .npz file ({type(error).__name__}: {str(error)[:200]}).",
-            remedy="Write it again with np.savez.",
-        ) from None
-    parts = [_pixels(path, arrays, keys) for keys in pairs]
-    names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
-    held_out = None
-    if validation is not None:
-        held_out = PixelSamples(f"{path}: {validation[0]}", *parts[1])
-    return TableSet(
-        class_names=_class_names(path, names, [labels for _, labels in parts]),
-        train=PixelSamples(f"{path}: {train[0]}", *parts[0]),
-        validation=held_out,
-        add="arrays val_images and val_labels",
-    )
-
-
-def _class_names(path: Path, names: tuple[str, ...], labels: Sequence[np.ndarray]) -> tuple[str, ...]:
-    """Return the names that a file gives its classes, or numbers; too few names for its labels are a DataError."""
-    count = max(int(each.max(initial=0)) for each in labels) + 1
-    if names and count > len(names):
-        raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
-    # A file with one class still trains a classifier of two, so that a loss exists.
-    return names or numbered_classes(max(count, 2))
-
-
-def _stored_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, StoredArray]:
-    """Return what the headers say of the arrays that a set may have, by lower-case name."""
-    known = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
-    found = {}
-    for info in entries_of(archive):
-        name = info.filename.removesuffix(".npy").lower()
-        if name not in known or not info.filename.endswith(".npy"):
-            continue
-        found[name] = stored_array(archive, info)
-        if not found[name].fits:
-            raise DataError(f"{path}: {info.filename} is {found[name]}, which the file cannot hold.")
-    return found
-
-
-def _pair(found: Collection[str], keys: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    return next(((images, labels) for images, labels in keys if images in found and labels in found), None)
-
-
-def _refuse_other_arrays(path: Path, found: Mapping[str, StoredArray], keys: tuple[str, str]) -> None:
-    """Refuse arrays that are not images and labels of one number."""
-    images, labels = found[keys[0]], found[keys[1]]
-    # MNIST's usual form: grey images without a channel dim.
-    shape = (*images.shape, 1) if len(images.shape) == 3 else images.shape
-    if len(shape) != 4 or images.dtype != np.uint8 or shape[3] not in (1, 3, 4) or 0 in shape:
-        raise DataError(
-            f"{path}: {keys[0]} is {images}.",
-            rule="Images are uint8 [number, height, width] or [number, height, width, 1, 3 or 4].",
-            remedy="Give channels last: images.transpose(0, 2, 3, 1)." if len(shape) == 4 else "",
-        )
-    if labels.dtype.kind not in "iu" or labels.shape not in ((shape[0],), (shape[0], 1)):
-        raise _other_labels(path, keys[1], labels, shape[0], NO_REGRESSION if labels.dtype.kind == "f" else "")
-
-
-def _other_labels(path: Path, name: str, found: object, num_images: int, more: str = "") -> DataError:
-    rule = f"Labels are whole numbers from 0, one for each image. {more}".strip()
-    return DataError(f"{path}: {name} is {found} for {num_images:,} images.", rule=rule)
-
-
-def _refuse_large_arrays(path: Path, wanted: Mapping[str, StoredArray], pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse arrays that, with what is noted of each image, are more than half of the machine's memory."""
-    names = wanted.get("class_names")
-    if names is not None and names.info.file_size > MAX_BYTES:
-        raise DataError(f"{path}: class_names is {names}.", rule=f"Names of classes take at most {MAX_BYTES:,} bytes.")
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    total = sum(stored.info.file_size for stored in wanted.values())
-    total += _BYTES_PER_IMAGE * sum(wanted[images].shape[0] for images, _ in pairs)
-    if total > limit:
-        raise DataError(
-            f"{path} holds arrays of {format_bytes(total)}, with the numbers of its images.",
-            rule=f"They are read into memory: at most {format_bytes(limit)}, half of what this machine has.",
-            remedy="Write the images as files, or as several sets.",
-        )
-
-
-def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = arrays[keys[0]], arrays[keys[1]].reshape(-1)
-    if labels.min() < 0 or labels.max() >= 10**6:
-        raise _other_labels(path, keys[1], f"{labels.dtype} from {labels.min()} to {labels.max()}", len(images))
-    return images if images.ndim == 4 else images[..., None], labels.astype(np.int32)
-
-
-# Tables
-
+from headrace.data.sets.samples import Content
+from headrace.data.sets.table_set import TableSet, names_of_classes
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 _OTHER_NAMES = ("class", "category", "target")
@@ -291,7 +112,7 @@ def read_parquet_set(path: Path, budget: int) -> TableSet:
     held_out = files["validation"] or files["test"]
     parts = [_read_table(part, budget) for part in (files["train"], held_out) if part]
     return TableSet(
-        class_names=_class_names(path, parts[0][1], [part.labels for part, _, _ in parts]),
+        class_names=names_of_classes(path, parts[0][1], [part.labels for part, _, _ in parts]),
         train=parts[0][0],
         validation=parts[1][0] if held_out else None,
         add="a file named NAME-validation.parquet",

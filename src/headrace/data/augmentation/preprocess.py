@@ -1,0 +1,240 @@
+"""Normalise and augment images: one definition, run by NumPy on the host or by JAX on the device.
+
+The order is: change the colours; normalise; flip; pad every side and crop at random (or crop from a larger image);
+shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to take, so bytes are gathered
+once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on (seed,
+epoch, sample) alone, never on its batch. Positions come from whole numbers and tables, so that host and device choose
+the same pixels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from headrace.config.schema import Augment, Data
+from headrace.core.errors import ConfigError
+from headrace.core.rng import Seed, draw, name_id
+from headrace.data.augmentation.colors import Array, Epoch, jitter
+from headrace.data.augmentation.erase import erase
+from headrace.data.augmentation.mix import Mix, mix_of
+from headrace.data.augmentation.rand_augment import (
+    RandAugment,
+    array_module,
+    change_colors,
+    rand_augment_of,
+    source_pixels,
+)
+from headrace.data.dataset import DataInfo
+
+_PURPOSE = name_id("augment")
+_FLIPS, _CROPS = ("flip", "flip-crop"), ("crop", "flip-crop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """How bytes become the network's input."""
+
+    augmentation: str  # none | flip | crop | flip-crop
+    normalization: str  # per-image | per-channel | centred | zero-one | none
+    mean: tuple[float, ...]  # per channel, on the scale 0 to 1
+    std: tuple[float, ...]
+    seed: Seed
+    image_hwc: tuple[int, int, int]
+    crop_padding: int = 4  # pixels added on every side before a crop of the same size
+    reflect: bool = False  # fill them with the mirrored image instead of zeros
+    on_device: bool = True  # False: blocks arrive preprocessed
+    color_jitter: float = 0.0
+    hue_jitter: float = 0.0
+    random_erasing: float = 0.0
+    rand_augment: RandAugment | None = None
+    mix: Mix | None = None
+    shrunk_hw: tuple[int, int] | None = None  # size that training images are shrunk to before mixing
+    # custom: (images, labels, sample of each, epoch) -> images, after the rest and before mixing
+    augment: Callable[[Array, Array, Array, Epoch], Array] | None = None
+
+    def with_seed(self, seed: Seed) -> "Preprocess":
+        """Return the same with another seed."""
+        chosen = self.rand_augment and replace(self.rand_augment, seed=seed)
+        return replace(self, seed=seed, rand_augment=chosen, mix=self.mix and replace(self.mix, seed=seed))
+
+    def at_size(self, hw: tuple[int, int]) -> "Preprocess":
+        """Return the same with training images of a smaller size."""
+        return replace(self, shrunk_hw=hw, mix=replace(self.mix, image_hw=hw) if self.mix else None)
+
+
+def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> Preprocess:
+    """Return the preprocessing that a configuration asks for."""
+    _refuse_colors(augment, info)
+    return Preprocess(
+        augmentation=info.augmentation,
+        normalization=info.normalization,
+        mean=info.channel_mean,
+        std=info.channel_std,
+        seed=seed,
+        image_hwc=info.image_hwc,
+        crop_padding=data.crop_padding,
+        reflect=data.crop_fill == "reflect",
+        on_device=data.accelerator_side_preprocess,
+        color_jitter=augment.color_jitter,
+        hue_jitter=augment.hue_jitter,
+        random_erasing=augment.random_erasing,
+        rand_augment=rand_augment_of(augment, seed),
+        mix=mix_of(augment, seed, info.image_hwc[:2]),
+    )
+
+
+def _refuse_colors(augment: Augment, info: DataInfo) -> None:
+    """Refuse colour changes that are not defined for these images."""
+    if augment.hue_jitter and info.image_hwc[2] != 3:
+        raise ConfigError(
+            f"hue_jitter is {augment.hue_jitter:g}, but the images of {info.name} have {info.image_hwc[2]} channels.",
+            rule="A hue needs red, green and blue.",
+            remedy="Leave hue_jitter out.",
+        )
+    if info.image_dtype != "uint8" and (augment.color_jitter or augment.hue_jitter or augment.rand_augment):
+        raise ConfigError(
+            f"Colour changes were requested, but the images are {info.image_dtype}.",
+            rule="color_jitter, hue_jitter and rand_augment are defined on whole numbers from 0 to 255.",
+            remedy="Give the images as uint8, or leave these options out.",
+        )
+
+
+def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train: bool) -> Any:
+    """Return float32 [n, H, W, C] from images of 0..255 [n, H, W, C], or of any float32 numbers where nothing is
+    normalised; NumPy arrays give NumPy arrays. Images that are larger than `spec` says are cropped to it.
+
+    `index` is the sample of each image, `epoch` one number or one per image; both matter only for training.
+    """
+    xp = array_module(images)
+    if train:
+        images = _recolored(images, index, epoch, spec)
+    # Before the pixels are moved: per-image statistics are those of the whole image, not of the crop with its padding.
+    centre, scale = _normal(images, spec, xp)
+    if images.shape[1:3] == spec.image_hwc[:2] and not (train and _moves(spec)):
+        values = (images.astype(np.float32) - centre) * scale
+    else:
+        rows, columns, inside = _places(index, epoch, spec, images.shape[1:3], train)
+        values = (_take(images, rows, columns, xp).astype(np.float32) - centre) * scale
+        if inside is not None:
+            # After normalisation: the padding is 0 for the network, which is the mean colour, and not black.
+            values = xp.where(inside, values.reshape(inside.shape), np.float32(0)).reshape(values.shape)
+    return erase(values, index, epoch, spec.random_erasing, spec.seed) if train and spec.random_erasing else values
+
+
+def draw_offsets(
+    index: Array, epoch: Epoch, spec: Preprocess, places: tuple[int, int] | None = None
+) -> tuple[Array, Array, Array]:
+    """Return (rows down, columns right, flip or not) of each sample; the middle one of the places leaves it in place.
+
+    One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
+    """
+    places = places or (2 * spec.crop_padding + 1, 2 * spec.crop_padding + 1)
+    word = draw(spec.seed, epoch, index, _PURPOSE)
+    # A product and a shift instead of a remainder, which is slow on devices; as even as 15 bits allow.
+    mask, shift = np.uint32(0x7FFF), np.uint32(15)
+    down = ((word & mask) * np.uint32(places[0])) >> shift
+    right = (((word >> shift) & mask) * np.uint32(places[1])) >> shift
+    return down.astype(np.int32), right.astype(np.int32), (word >> np.uint32(31)) == np.uint32(1)
+
+
+def _moves(spec: Preprocess) -> bool:
+    return spec.augmentation != "none" or (spec.rand_augment is not None and spec.rand_augment.moves_pixels)
+
+
+def _recolored(images: Array, index: Array, epoch: Epoch, spec: Preprocess) -> Array:
+    """Return the images with their colours changed, as bytes; unchanged if no option asks for it."""
+    if not (spec.color_jitter or spec.hue_jitter or spec.rand_augment):
+        return images
+    x = images.astype(np.float32)
+    if spec.color_jitter or spec.hue_jitter:
+        x = jitter(x, index, epoch, (spec.color_jitter, spec.hue_jitter), spec.seed)
+    if spec.rand_augment is not None:
+        x = change_colors(x, index, epoch, spec.rand_augment)
+    # Back to bytes, as if the file had these colours: host and device then normalise the same numbers.
+    return x.astype(np.uint8)
+
+
+def _normal(images: Array, spec: Preprocess, xp: ModuleType) -> tuple[Array | np.float32, Array | np.float32]:
+    """Return what to subtract and what to multiply with, as [n, 1, 1, 1], [1, 1, W, C] or single numbers."""
+    if spec.normalization == "per-image":
+        return _per_image(images, xp)
+    if spec.normalization in ("per-channel", "centred"):
+        # A whole row of constants: NumPy's inner loop is then W * C long, not C, and five times faster.
+        mean, std = (
+            np.tile(np.array(each, np.float64), (1, 1, spec.image_hwc[1], 1)) for each in (spec.mean, spec.std)
+        )
+        if spec.normalization == "centred":
+            return (255 * mean).astype(np.float32), np.float32(1)
+        return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32)
+    return np.float32(0), np.float32(1 / 255 if spec.normalization == "zero-one" else 1)
+
+
+def _per_image(images: Array, xp: ModuleType) -> tuple[Array, Array]:
+    """Return each image's mean and 1 / max(standard deviation, 1 / sqrt(number of values)), taken on 0..255."""
+    flat = images.reshape(len(images), -1)
+    size = flat.shape[1]
+    # Two passes: a sum of bytes is exact in float32 (up to 65,793 of them), a sum of their squares is not.
+    values = flat.astype(np.float32)
+    mean = (values.sum(1) / np.float32(size))[:, None]
+    deviation = values - mean
+    variance = (deviation * deviation).sum(1) / np.float32(size)
+    std = xp.maximum(xp.sqrt(variance), np.float32(1 / np.sqrt(size)))
+    return mean[:, :, None, None], (np.float32(1) / std)[:, None, None, None]
+
+
+def _places(
+    index: Array, epoch: Epoch, spec: Preprocess, source_hw: tuple[int, ...], train: bool
+) -> tuple[Array, Array, Array | None]:
+    """Return the source row [n, H, 1 or W] and column [n, 1 or H, W] of each pixel, and which are in the image.
+
+    The last is [n, H, W * C] or None for all: NumPy is fast on whole rows.
+    """
+    xp = array_module(index)
+    height, width, channels = spec.image_hwc
+    warped = train and spec.rand_augment is not None and spec.rand_augment.moves_pixels
+    if warped and spec.rand_augment is not None:
+        rows, columns = source_pixels(index, epoch, spec.rand_augment, (height, width))
+    else:
+        rows, columns = (xp.arange(size, dtype=np.int32) for size in (height, width))
+        rows, columns = rows[None, :, None], columns[None, None, :]
+    spare = source_hw[0] - height, source_hw[1] - width
+    padded = train and spec.augmentation in _CROPS and spare == (0, 0)
+    if train:
+        places = None if padded else (spare[0] + 1, spare[1] + 1)
+        down, right, flip = (move[:, None, None] for move in draw_offsets(index, epoch, spec, places))
+    else:
+        down = right = flip = xp.zeros((len(index), 1, 1), np.int32)
+    if not train or spec.augmentation not in _CROPS:
+        down, right = down * 0 + spare[0] // 2, right * 0 + spare[1] // 2
+    elif padded:
+        down, right = down - spec.crop_padding, right - spec.crop_padding
+    rows, columns, inside = rows + down, columns + right, None
+    if spec.reflect:
+        rows, columns = (_reflected(at, size, xp) for at, size in zip((rows, columns), source_hw, strict=True))
+    if warped or (padded and not spec.reflect):
+        # Before clipping, which moves all positions into the image.
+        in_rows = (rows >= 0) & (rows < source_hw[0])
+        in_columns = xp.repeat((columns >= 0) & (columns < source_hw[1]), channels, axis=2)
+        inside = (xp.repeat(in_rows, channels, axis=2) if warped else in_rows) & in_columns
+    if train and spec.augmentation in _FLIPS:
+        # After the padding was found: it is the same for a mirrored image.
+        columns = xp.where(flip, source_hw[1] - 1 - columns, columns)
+    return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
+
+
+def _reflected(at: Array, size: int, xp: ModuleType) -> Array:
+    """Return positions mirrored at the first and the last pixel, which are not repeated."""
+    at = xp.abs(at)
+    return xp.minimum(at, 2 * (size - 1) - at)
+
+
+def _take(images: Array, rows: Array, columns: Array, xp: ModuleType) -> Array:
+    """Gather pixels by flat index: one gather for XLA, and for NumPy three times faster than three indices."""
+    count, height, width, channels = images.shape
+    first_row = xp.arange(count, dtype=np.int32)[:, None, None] * height
+    pixel = (first_row + rows) * width + columns
+    # Positions are inside already. The default mode of JAX would check every one and fill in NaN.
+    return images.reshape(-1, channels).take(pixel, axis=0, mode="clip")
