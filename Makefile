@@ -5,6 +5,7 @@
 #   make fuzz    damage files for FUZZ_SECONDS each: the readers, and the C code under AddressSanitizer and UBSan
 #   make parity  compare networks and files with torch, torchvision, timm, Keras and TensorFlow, in .venv-parity
 #                (torch for the CPU suffices: PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS may name a place that has it)
+#   make site    the documents as a site in build/site, with every link checked, in .venv-site
 #   make lint    ruff (lint, format) and pyright
 #   make clean   remove .venv and the caches
 # Another interpreter: make demo PYTHON=/path/to/python3
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test native fuzz parity lint clean
+.PHONY: demo test native fuzz parity site lint clean
 
 demo: .venv/.installed
 	$(BIN)/headrace train
@@ -40,13 +41,17 @@ fuzz: .venv/.installed-test
 parity: .venv-parity/.installed
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest -n 2 --dist worksteal -m parity tests/weights tests/data $(ARGS)
 
+# an environment of its own, without jax: the descriptions of names are read from the sources
+site: .venv-site/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv .venv-parity .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info src/headrace/native/*.so.1
+	rm -rf .venv .venv-parity .venv-site .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info src/headrace/native/*.so.1
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The files .venv/.* are marks of finished work: a set-up that was interrupted is done again, a finished one is not.
@@ -77,6 +82,12 @@ PARITY_PIP := .venv-parity/bin/python -m pip --disable-pip-version-check install
 	$(BIN)/python -m venv --clear .venv-parity
 	echo '$(PARITY_TORCH)' > .venv-parity/constraint.txt
 	$(PARITY_PIP) --constraint .venv-parity/constraint.txt 2>/dev/null || $(PARITY_PIP)
+	@touch $@
+
+SITE_NEEDS := $(shell sed -n 's/^docs = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d ',')
+.venv-site/.installed: .venv/.created pyproject.toml
+	$(BIN)/python -m venv --clear .venv-site
+	.venv-site/bin/python -m pip --disable-pip-version-check install --quiet $(SITE_NEEDS)
 	@touch $@
 
 # pyright runs on Node.js; where the machine has none, one comes as a wheel

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import headrace
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PARTS = ("tutorials", "howto", "reference", "explanation", "documents")
@@ -48,6 +50,13 @@ def test_the_index_has_every_page():
     assert not folders - listed
     assert [page.name for page in DOCS.glob("*.md")] == ["index.md"], f"a page belongs into one of {', '.join(PARTS)}"
     assert {page.parent.name for page in DOCS.rglob("*.md")} == {"docs", *PARTS}
+
+
+def test_the_python_names_are_all_on_their_page():
+    modules = {"headrace": headrace, **{f"headrace.{name}": getattr(headrace, name) for name in headrace._MODULES}}
+    public = {f"{module}.{name}" for module, value in modules.items() for name in value.__all__}
+    described = re.findall(r"^::: (\S+)$", (DOCS / "reference" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(described) == sorted(public - set(modules) - {"headrace.__version__"})
 
 
 def test_the_walk_finds_links_and_anchors():
