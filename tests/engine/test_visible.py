@@ -41,12 +41,12 @@ def make_files(root: Path, *names: str) -> None:
 @pytest.mark.parametrize(("chosen", "count"), [(None, 4), ("0,2", 2), ("", 0), ("-1", 0), ("0,1,2,3,4,5", 4)])
 def test_nvidia(tmp_path, monkeypatch, unopened, chosen, count):
     make_files(tmp_path, *(f"proc/driver/nvidia/gpus/0000:0{number}:00.0/information" for number in range(4)))
-    unopened("jax_cuda12_plugin", smi=("81559, 9.0", "40960, 8.0"))
+    unopened("jax_cuda12_plugin", smi=("81559, 9.0, NVIDIA H100", "40960, 8.0, NVIDIA A100"))
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     found = visible_devices("cuda", tmp_path)
     if count:
-        assert found == Visible(platform="gpu", count=count, memory_bytes=40 * GIB, bfloat16=True)
+        assert found == Visible(platform="gpu", count=count, memory_bytes=40 * GIB, bfloat16=True, name="NVIDIA H100")
     else:
         assert found.platform == "cpu"
     assert visible_devices("cpu", tmp_path).platform == "cpu"
@@ -54,8 +54,9 @@ def test_nvidia(tmp_path, monkeypatch, unopened, chosen, count):
 
 def test_nvidia_without_bfloat16_and_without_the_plugin(tmp_path, unopened):
     make_files(tmp_path, "dev/nvidia0", "dev/nvidia1", "dev/nvidiactl")
-    unopened("jax_cuda13_plugin", smi=("16384, 7.0",))
-    assert visible_devices("cuda", tmp_path) == Visible(platform="gpu", count=2, memory_bytes=16 * GIB, bfloat16=False)
+    unopened("jax_cuda13_plugin", smi=("16384, 7.0, Tesla V100",))
+    found = visible_devices("cuda", tmp_path)
+    assert found == Visible(platform="gpu", count=2, memory_bytes=16 * GIB, bfloat16=False, name="Tesla V100")
     unopened()
     assert visible_devices("cuda", tmp_path).platform == "cpu"
 

@@ -10,6 +10,7 @@ from headrace.cli.tables import print_fitted
 from headrace.core.local_path import local_path
 
 if TYPE_CHECKING:
+    from headrace.plan.duration import Duration
     from headrace.plan.scaling import ScaleRow
     from headrace.run.design import Design
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
     from headrace.plan.scaling import format_scale
     from headrace.run.choices import settle, with_choices
     from headrace.run.design import design_run, scale_to_devices, uneven_remarks
+    from headrace.run.expected_time import describe_expected, expected_time
     from headrace.run.profiling import with_measured_blocks
 
     if args.schedule_file:
@@ -47,12 +49,17 @@ def main(argv: list[str]) -> int:
     if args.schedule_file:
         write_diagram(args.schedule_file, _tables(design))
     platform = resolved.config.run.platform  # asked for by name, it need not be on this machine
-    backend = BACKENDS.get(platform) or visible_devices(platform).platform
+    seen = visible_devices(platform)
+    backend = BACKENDS.get(platform) or seen.platform
+    expected = expected_time(design, backend, seen.name)
     idle = describe_without_effect(resolved.config, backend, resolved.origins)
-    resolved = replace(resolved, notes=(*resolved.notes, *idle))
+    said = f"expected time: not known, {seen.name or backend} was not measured; headrace bench measures a step"
+    if expected is not None:
+        said = f"expected time, roughly: {describe_expected(expected)}"
+    resolved = replace(resolved, notes=(*resolved.notes, *idle, said))
     if args.json:
         uneven = uneven_remarks(resolved.config, design.info)
-        _print_json(design, rows, (*resolved.warnings, *design.info.remarks, *uneven, *resolved.notes))
+        _print_json(design, rows, expected, (*resolved.warnings, *design.info.remarks, *uneven, *resolved.notes))
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
@@ -91,7 +98,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _print_json(design: "Design", rows: "tuple[ScaleRow, ...]", remarks: tuple[str, ...]) -> None:
+def _print_json(
+    design: "Design", rows: "tuple[ScaleRow, ...]", expected: "Duration | None", remarks: tuple[str, ...]
+) -> None:
     heading: dict[str, Any] = {
         "model": design.network.name,
         "dataset": design.info.name,
@@ -101,6 +110,7 @@ def _print_json(design: "Design", rows: "tuple[ScaleRow, ...]", remarks: tuple[s
         heading["scaling"] = [row.to_dict() for row in rows]
     sizes = [{"first_step": span.first_step, "image_size": list(span.image_hw)} for span in design.sizes]
     tail = {"learning_rate": _lr_points(design), "image_sizes": sizes, "remarks": remarks}
+    tail["expected_seconds"] = round(expected.seconds, 1) if expected else None
     print(json.dumps(heading | design.plan.to_dict() | tail, indent=1))
 
 

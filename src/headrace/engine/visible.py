@@ -34,6 +34,7 @@ class Visible:
     count: int
     memory_bytes: int | None = None  # None: not known
     bfloat16: bool = False
+    name: str = ""  # of the first, as its driver or JAX writes it; empty: not known
 
 
 def visible_devices(platform: str, root: Path = ROOT, *, details: bool = True) -> Visible:
@@ -96,6 +97,7 @@ def _started(devices: list[Device]) -> Visible:
         count=len(devices),
         memory_bytes=min((device_memory_bytes(device) or 0 for device in devices), default=0) or None,
         bfloat16=has_bfloat16(capability_of(devices[0])),
+        name=devices[0].device_kind,
     )
 
 
@@ -140,19 +142,20 @@ def _nvidia(root: Path, details: bool) -> Visible | None:
         platform="gpu",
         count=count,
         memory_bytes=min(memory, default=None),
-        bfloat16=all(has_bfloat16(row[-1].strip()) for row in rows),
+        bfloat16=all(has_bfloat16(row[1].strip()) for row in rows),
+        name=rows[0][2].strip() if rows else "",
     )
 
 
 @functools.cache
 def _nvidia_smi() -> tuple[str, ...]:
-    """Return "MiB, capability" of each GPU; nothing where the program is missing or fails."""
-    command = ["nvidia-smi", "--query-gpu=memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    """Return "MiB, capability, name" of each GPU; nothing where the program is missing or fails."""
+    command = ["nvidia-smi", "--query-gpu=memory.total,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(line for line in done.stdout.splitlines() if line.count(",") == 1)
+    return tuple(line for line in done.stdout.splitlines() if line.count(",") == 2)
 
 
 def _amd(root: Path, _details: bool) -> Visible | None:

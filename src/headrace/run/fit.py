@@ -74,6 +74,7 @@ from headrace.run.directory import (
     with_absolute_paths,
     write_run,
 )
+from headrace.run.expected_time import say_expected
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.profiling import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
 from headrace.run.recorder import Ending, InFlight, RunRecorder, utc_now
@@ -632,6 +633,7 @@ def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], d
     # Processes other than the first print warnings; those that all of them would print are said once.
     for text in warnings if current_group().is_first else ():
         recorder.note(text, "warning")
+    notes += say_expected(resolved, design, devices[0].platform, devices[0].device_kind)
     for text in (*notes, f"run directory: {directory.path}"):
         recorder.note(text)
 

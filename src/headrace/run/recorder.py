@@ -33,6 +33,7 @@ from headrace.rows.metrics import OF_CLASSES
 from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
+from headrace.run.expected_time import Forecast
 from headrace.run.memory_advice import measured_memory
 from headrace.run.start import Past, Restored, score_of
 from headrace.run.trained_model import RunResult, input_form
@@ -151,6 +152,8 @@ class RunRecorder:
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the state that was handed to the saver last; 0: there is none
         self._programs = CompileCounts()
+        plan = design.plan
+        self._forecast = Forecast(plan.steps, plan.batch.global_batch_size, plan.validation.num_samples)
         self.dataset_identity: Mapping[str, Any] = {}  # for a resume, which refuses other data
 
     def continue_from(self, restored: Restored, past: Past) -> None:
@@ -201,6 +204,9 @@ class RunRecorder:
         self.step_seconds = max(took.busy, 1e-6) / len(call.rows)
         self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
+        done = self.totals.throughput
+        if text := self._forecast.after(self.step, done.step_seconds, done.longest, done.steps):
+            self.note(text)
         images = len(call.rows) * self._design.plan.batch.global_batch_size
         sums = NOTHING_UNLOGGED.add(metrics, 0.0)
         # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
