@@ -36,7 +36,7 @@ import jax
 from headrace.cli.options import parse
 from headrace.data.dataset import open_dataset
 from headrace.data.feeding.block_reader import feed_options
-from headrace.run.benchmarks import _with_calls
+from headrace.run.benchmarks import with_calls
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.training import make_executor, open_feed, step_spec
 
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
         print(f"us_per_action {launch_for_seconds([int(device) for device in argv[1]])}")
         return
     resolved, _ = parse([*argv, "--device-mapping", *"0000"[: 1 + len(_splits(argv))]], "pipeline_overhead")
-    design = _with_calls(design_run(resolved.config), STEPS, 2)
+    design = with_calls(design_run(resolved.config), STEPS, 2)
     sides = {"device loop": Side(design, True), "dispatcher": Side(design, False)}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(ROUNDS + 1):

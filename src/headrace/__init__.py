@@ -44,16 +44,16 @@ _HOME = {
     "OptimizerOutput": "headrace.program.stage",
     "Stage": "headrace.program.stage",
     "recomputation_checkpoint": "headrace.program.stage",
-    "Callback": "headrace.run.custom_functions",
-    "EarlyStopping": "headrace.run.custom_functions",
-    "TargetAccuracy": "headrace.run.custom_functions",
+    "Callback": "headrace.run.callbacks",
+    "EarlyStopping": "headrace.run.callbacks",
+    "TargetAccuracy": "headrace.run.callbacks",
     "Metric": "headrace.rows.row",
-    "TrainingEvent": "headrace.run.custom_functions",
-    "ValidationEvent": "headrace.run.custom_functions",
+    "TrainingEvent": "headrace.run.callbacks",
+    "ValidationEvent": "headrace.run.callbacks",
     "resume": "headrace.run.fit",
     "Model": "headrace.run.model",
     "Predictions": "headrace.run.prediction",
-    "RunResult": "headrace.run.trained_model",
+    "RunResult": "headrace.run.run_result",
     "validate": "headrace.run.validation",
     "draw_run": "headrace.report.curve_svg",
     "read_records": "headrace.telemetry.records",
@@ -138,11 +138,11 @@ if TYPE_CHECKING:
     from headrace.reference.entrance import config_from
     from headrace.report.curve_svg import draw_run
     from headrace.rows.row import Metric
-    from headrace.run.custom_functions import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
+    from headrace.run.callbacks import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
     from headrace.run.fit import resume
     from headrace.run.model import Model
     from headrace.run.prediction import Predictions
-    from headrace.run.trained_model import RunResult
+    from headrace.run.run_result import RunResult
     from headrace.run.validation import validate
     from headrace.telemetry.records import read_records
 

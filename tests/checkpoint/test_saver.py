@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from headrace.checkpoint import best as best_module
 from headrace.checkpoint import saver as saver_module
-from headrace.checkpoint.saver import BestCheckpoints, Saver, ScoredCheckpoint
+from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint
+from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name, list_checkpoints, load, newest_good, step_of
 from headrace.core.errors import CheckpointError
 
@@ -378,5 +380,5 @@ def test_the_interpreter_waits_for_a_save_at_exit(tmp_path: Path) -> None:
 
 def child_environment() -> dict[str, str]:
     """Return an environment in which a child process imports the same headrace."""
-    source = str(Path(saver_module.__file__).parents[2])
+    source = str(Path(best_module.__file__).parents[2])
     return {**os.environ, "PYTHONPATH": source}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint, prune, rank
+from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint, prune, rank
 from headrace.checkpoint.store import checkpoint_name, newest_good, save, step_of
 from headrace.core.errors import CheckpointError
 
@@ -48,7 +48,7 @@ def test_the_only_good_one_is_never_deleted(tmp_path: Path) -> None:
 def test_what_was_written_just_now_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that stays nowhere vouches for nothing: then one that stays is read."""
     read = []
-    monkeypatch.setattr("headrace.checkpoint.saver.verify", lambda path: read.append(step_of(path)))
+    monkeypatch.setattr("headrace.checkpoint.best.verify", lambda path: read.append(step_of(path)))
     make(tmp_path, 1, 2, 3)
     prune(tmp_path, 2, written=checkpoint_name(3))
     assert (steps_in(tmp_path), read) == ([2, 3], [])

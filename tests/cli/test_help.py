@@ -8,7 +8,7 @@ from headrace.cli.main import main
 from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options
-from headrace.run.start import _FIXED
+from headrace.run.restored import _FIXED
 
 
 @pytest.fixture

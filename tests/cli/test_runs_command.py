@@ -16,7 +16,7 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.report.curves import Curves
 from headrace.report.run_report import comparison_page
 from headrace.report.run_summary import data_groups, different_options, find_runs, read_summary
-from headrace.run.trained_model import RunResult
+from headrace.run.run_result import RunResult
 from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 

@@ -14,7 +14,7 @@ from headrace.cli.main import main
 from headrace.core.errors import ConfigError
 from headrace.data.sets.digits import read_digits
 from headrace.model.context import Ctx
-from headrace.run.export_formats import as_function
+from headrace.run.export_networks import as_function
 from headrace.run.named_model import load_named
 from headrace.run.trained_model import load_trained_model
 from headrace.weights.convert import export_names

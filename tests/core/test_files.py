@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import headrace.checkpoint
+from headrace.core.directory_lock import lock_directory
 from headrace.core.errors import CheckpointError
-from headrace.core.files import lock_directory
 
 SOURCE = str(Path(headrace.checkpoint.__file__).parents[2])
 HOLD = """
 import sys, time
-from headrace.core.files import lock_directory
+from headrace.core.directory_lock import lock_directory
 with lock_directory(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headrace.core.files import MAX_DEPTH, parse_json
+from headrace.core.json_text import MAX_DEPTH, parse_json
 from headrace.core.tensor_file import read_note
 
 

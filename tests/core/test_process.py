@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from headrace.core import process
+from headrace.core import device_access
 
 FAULTS = """
 import resource
@@ -45,14 +45,14 @@ def test_a_wait_for_the_devices_that_is_interrupted_leaves_them_to_others(monkey
         if not ready():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(process._changed, "wait_for", interrupted)
-    with process.transferring(), pytest.raises(KeyboardInterrupt), process.exclusive():
+    monkeypatch.setattr(device_access._changed, "wait_for", interrupted)
+    with device_access.transferring(), pytest.raises(KeyboardInterrupt), device_access.exclusive():
         pytest.fail("a transfer is under way")
     monkeypatch.undo()
     began = threading.Event()
 
     def transfer():
-        with process.transferring():
+        with device_access.transferring():
             began.set()
 
     threading.Thread(target=transfer, daemon=True).start()
@@ -64,7 +64,7 @@ def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
 
     def transfer():
         try:
-            with process.transferring():
+            with device_access.transferring():
                 pass
         except RuntimeError as error:
             failures.append(str(error))
@@ -74,21 +74,21 @@ def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
         thread.start()
         return thread
 
-    with process.exclusive():
+    with device_access.exclusive():
         waits = started()
         time.sleep(0.05)
-        process.leave_devices()
+        device_access.leave_devices()
         for thread in (waits, started()):  # also one that comes later
             thread.join(timeout=10)
             assert not thread.is_alive()
         assert failures == ["The run that wanted to transfer something has been interrupted."] * 2
-        process.leave_devices(left=False)  # the next run of this process, which waits
+        device_access.leave_devices(left=False)  # the next run of this process, which waits
         next_run = started()
         next_run.join(timeout=0.05)
         assert next_run.is_alive()
     next_run.join(timeout=10)
     assert len(failures) == 2
-    process.leave_devices()  # nobody has them to itself
+    device_access.leave_devices()  # nobody has them to itself
     transfer()
     assert len(failures) == 2
 

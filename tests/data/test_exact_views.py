@@ -16,7 +16,7 @@ from headrace.data.decoding import image_source, resize
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.pack import write_pack
-from headrace.run.model_inputs import evaluation_set
+from headrace.run.given_data import evaluation_set
 from headrace.run.prediction import read_image
 from headrace.run.trained_model import TrainedModel
 

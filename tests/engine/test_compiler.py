@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Compiler
-from headrace.core.process import transferring
+from headrace.core.device_access import transferring
 from headrace.engine.compiler import (
     CONCURRENT,
     CONV_FUSION,

@@ -23,7 +23,7 @@ from safetensors.numpy import load as load_safetensors
 
 from headrace.config.yaml_blocks import read_blocks
 from headrace.core.errors import HeadraceError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.tensor_file import write_safetensors
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.sets.build_tfrecords import read_boxes, read_metadata

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from headrace.core.errors import DataError, HeadraceError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.data.sets.build_tfrecords import read_boxes, read_metadata
 from headrace.data.sets.catalog import CIFAR100
 from headrace.data.sets.cifar import read_binary

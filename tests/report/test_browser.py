@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.files import lock_directory
+from headrace.core.directory_lock import lock_directory
 from headrace.report.run_report import write_run_report
-from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records, validation_report, write_report
+from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.validation_report import validation_report, write_report
 
 from .browser import PROGRAM, Browser, Page, start_browser
 from .test_board import serving

@@ -17,16 +17,8 @@ from headrace.cli.report import report
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.report.curves import Curves, draw_panels, thin
 from headrace.report.run_report import write_run_report
-from headrace.telemetry.records import (
-    Record,
-    RunEnd,
-    RunStart,
-    TrainRecord,
-    ValidationRecord,
-    read_records,
-    validation_report,
-    write_report,
-)
+from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.validation_report import validation_report, write_report
 
 HOSTILE = "</script><script>alert(1)</script>\"' onload=x ../../etc/passwd &amp;"
 

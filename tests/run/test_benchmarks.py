@@ -18,9 +18,10 @@ from headrace.cli.options import read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.reference.entrance import config_from, resolve
-from headrace.run import benchmarks
-from headrace.run.benchmarks import bench, bench_inference, call_rates, latencies
+from headrace.run import benchmarks, inference_bench
+from headrace.run.benchmarks import bench, call_rates, latencies
 from headrace.run.design import design_run
+from headrace.run.inference_bench import bench_inference
 from tests.fork_server import run
 from tests.job.processes import run_job
 
@@ -58,7 +59,7 @@ def test_inference_counts_every_image_of_all_replicas(synthetic_on):
 
 def test_no_call_looks_instant_where_launching_takes_as_long_as_running(monkeypatch):
     """A GPU's host walks through a device loop's batches, so that the result is there when the launch returns."""
-    compiled_from = benchmarks.compiled_from
+    compiled_from = inference_bench.compiled_from
 
     def with_slow_launch(build):
         compiled = compiled_from(build)
@@ -70,7 +71,7 @@ def test_no_call_looks_instant_where_launching_takes_as_long_as_running(monkeypa
         setattr(launch, "prepare", compiled.program.prepare)  # noqa: B010
         return replace(compiled, program=launch)
 
-    monkeypatch.setattr(benchmarks, "compiled_from", with_slow_launch)
+    monkeypatch.setattr(inference_bench, "compiled_from", with_slow_launch)
     resolved = resolve(SMALL | {"synthetic_data": "device"}, "none")
     result = bench_inference(resolved, batches_per_call=1, num_calls=3, num_requests=0)
     assert max(result.rates.each) <= result.batch_size / 0.1 * 1.5

@@ -7,7 +7,7 @@ import pytest
 
 from headrace import Model
 from headrace.core.errors import ConfigError, RunStopped
-from headrace.run.benchmarks import find_learning_rate, growing_rates, smoothed, suggest
+from headrace.run.lr_find import find_learning_rate, growing_rates, smoothed, suggest
 from tests.run.conftest import QUICK
 
 BY_CODE = ("dataset", "model_name")

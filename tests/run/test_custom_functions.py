@@ -14,7 +14,8 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.mix import MixedLabels
 from headrace.engine.objective import CustomObjective, classification_sums, metric_sums, training_loss
 from headrace.run import fit
-from headrace.run.custom_functions import Callback, by_sample, check_augment, check_objective, read_metrics
+from headrace.run.callbacks import Callback
+from headrace.run.custom_functions import by_sample, check_augment, check_objective, read_metrics
 from headrace.run.design import CustomParts
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.run.custom_functions import (
-    Callback,
-    Callbacks,
-    EarlyStopping,
-    TargetAccuracy,
-    ValidationEvent,
-    check_callbacks,
-)
+from headrace.run.callbacks import Callback, Callbacks, EarlyStopping, TargetAccuracy, ValidationEvent, check_callbacks
 from headrace.run.design import CustomParts
 from headrace.run.fit import resume, train, train_or_resume
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records

@@ -15,7 +15,10 @@ from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run import export_formats
-from headrace.run.export_formats import ExportOptions, as_function, check_images, export_model, network_input
+from headrace.run.check_images import check_images, network_input
+from headrace.run.export_formats import export_model
+from headrace.run.export_networks import as_function
+from headrace.run.export_values import ExportOptions
 from headrace.run.prediction import read_image
 from headrace.run.trained_model import TrainedModel, preprocess_of
 

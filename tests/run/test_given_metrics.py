@@ -19,7 +19,8 @@ from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.run_report import write_run_report
 from headrace.report.run_summary import read_summary
 from headrace.run import fit
-from headrace.run.custom_functions import EarlyStopping, check_objective, read_metrics
+from headrace.run.callbacks import EarlyStopping
+from headrace.run.custom_functions import check_objective, read_metrics
 from headrace.run.design import CustomParts
 from headrace.run.fit import train
 from headrace.telemetry.records import RunStart, ValidationRecord

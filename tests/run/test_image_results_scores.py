@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.run.image_results import area_under_roc, calibration, notable_images, threshold_table, top_k
+from headrace.run.calibration import area_under_roc, calibration, notable_images, threshold_table, top_k
 
 
 def test_the_calibration_error_by_hand():

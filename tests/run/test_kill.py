@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE
-from headrace.run.fit import Interrupt
+from headrace.run.interruption import Interrupt
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 from tests.job.processes import finish, run, size_of, start, wait_until
 

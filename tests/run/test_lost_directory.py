@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, CheckpointError
-from headrace.run.start import Restored, refuse_changed_dataset
+from headrace.run.restored import Restored, refuse_changed_dataset
 from headrace.telemetry.records import RunEnd, read_records
 from tests.job.processes import SRC, finish, start, wait_until
 

@@ -102,7 +102,7 @@ def test_other_errors_pass_through():
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
-@pytest.mark.parametrize("place", ["headrace.run.benchmarks._measure", "headrace.run.benchmarks._InferenceBench"])
+@pytest.mark.parametrize("place", ["headrace.run.benchmarks._measure", "headrace.run.inference_bench._InferenceBench"])
 def test_bench_says_what_was_too_large(monkeypatch, capsys, place):
     monkeypatch.setattr(place, exhausted)
     line = "bench --config none --model-name toy_model --dataset digits --micro-batch-size 32 --num-calls 1"

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.model.context import Ctx
 from headrace.model.zoo import build_network
-from headrace.run.prediction import Explanation, draw_explanation, explained_blocks, grad_cam
+from headrace.run.grad_cam import Explanation, draw_explanation, explained_blocks, grad_cam
 
 
 def test_the_map_is_that_of_measured_slopes(quick):

@@ -15,8 +15,8 @@ from headrace.data.feeding.block_reader import BlockReader
 from headrace.data.feeding.cache import Resident
 from headrace.run import fit, recorder
 from headrace.run.fit import resume, train
-from headrace.run.validation import Validator
-from headrace.telemetry.metric_totals import KINDS
+from headrace.run.validator import Validator
+from headrace.telemetry.clock import KINDS
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 
 DELAY = 0.6  # far longer than the calls of a few steps below, behind which a delay may hide

@@ -19,16 +19,8 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.telemetry.console import BarConsole, LineFormatter, PlainConsole, duration, live_line, make_console
-from headrace.telemetry.records import (
-    CheckpointRecord,
-    Note,
-    Record,
-    RunEnd,
-    RunStart,
-    Sink,
-    TrainRecord,
-    ValidationRecord,
-)
+from headrace.telemetry.line_file import Sink
+from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 
 class Terminal(io.StringIO):

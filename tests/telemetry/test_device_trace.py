@@ -14,11 +14,11 @@ from headrace.telemetry.device_trace import (
     exclusive_seconds,
     kind_by_name,
     name_instructions,
-    profile_lines,
     read_trace,
     summarise,
     summary_from,
 )
+from headrace.telemetry.profile_text import profile_lines
 from tests.engine.test_hlo_text import TEXT
 
 WORK = Workload(

@@ -8,7 +8,9 @@ import pytest
 
 from headrace.core.errors import RunStopped
 from headrace.engine.devices import CompileCounts
-from headrace.telemetry.metric_totals import CallReader, Measured, Unlogged, verdict
+from headrace.telemetry.bottleneck import Measured, verdict
+from headrace.telemetry.call_reader import CallReader
+from headrace.telemetry.metric_totals import Unlogged
 
 
 def judged(**changes: Any) -> str:

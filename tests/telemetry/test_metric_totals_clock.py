@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from headrace.telemetry.metric_totals import (
+from headrace.telemetry.clock import (
     KINDS,
     CallTime,
     DeviceClock,

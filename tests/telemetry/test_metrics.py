@@ -16,9 +16,10 @@ from headrace.report.curves import Curves, draw_panels
 from headrace.report.run_summary import read_summary
 from headrace.rows.metrics import METRICS, OF_CLASSES, class_ratio
 from headrace.telemetry.console import LineFormatter
-from headrace.telemetry.records import RunStart, ValidationRecord, best_validation, parse_record, validation_report
+from headrace.telemetry.records import RunStart, ValidationRecord, best_validation, parse_record
 from headrace.telemetry.sinks import CsvSink, JsonlSink
 from headrace.telemetry.trackers import TrackerSink
+from headrace.telemetry.validation_report import validation_report
 
 
 def sums_of(true: list[int], predicted: list[int], num_classes: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.telemetry.model_verdict import Losses, model_verdict, never_recognized
-from headrace.telemetry.records import validation_report
+from headrace.telemetry.validation_report import validation_report
 
 
 def report(confusion: list[list[int]]) -> dict:

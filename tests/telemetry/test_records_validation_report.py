@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.records import validation_report, write_report
+from headrace.telemetry.validation_report import validation_report, write_report
 
 
 def sums_of(true: np.ndarray, predicted: np.ndarray, num_classes: int) -> dict:

@@ -19,12 +19,12 @@ import pytest
 import headrace.telemetry
 from headrace.core.errors import CheckpointError
 from headrace.telemetry.console import PlainConsole
+from headrace.telemetry.line_file import Sink
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,
     Record,
     RunStart,
-    Sink,
     TrainRecord,
     ValidationRecord,
     read_records,

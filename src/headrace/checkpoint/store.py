@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import CheckpointError
-from headrace.core.files import parse_json, sync_directory, write_parts_synced, write_synced
+from headrace.core.files import sync_directory, write_parts_synced, write_synced
+from headrace.core.json_text import parse_json
 from headrace.core.tensor_file import DTYPES, read_tensors, safetensors_parts
 from headrace.core.units import format_list
 

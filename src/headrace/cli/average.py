@@ -23,7 +23,7 @@ def average(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parsed = read_arguments(without_recipe(argv), "headrace average", _add_average_arguments, _AVERAGE)
     args = parsed.args
-    from headrace.run.averages import AverageOptions, average_run
+    from headrace.run.averaged_checkpoint import AverageOptions, average_run
 
     left, decays = _decays(args, parsed.options)
     made = [

@@ -14,7 +14,8 @@ from headrace.core.units import format_bytes, format_measured
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
-    from headrace.run.benchmarks import BenchResult, InferenceResult
+    from headrace.run.benchmarks import BenchResult
+    from headrace.run.inference_bench import InferenceResult
 
 DESCRIPTION = (
     "Measure training (the real feed and device loop, without validation, records and checkpoints) or inference. With "
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     if not args.prints:
         return 0
     _print_without_effect(resolved)
-    from headrace.telemetry.records import finite_or_null
+    from headrace.telemetry.validation_report import finite_or_null
 
     line = json.dumps(finite_or_null(result.to_dict()))  # a loss may have diverged
     print(line)
@@ -79,7 +80,7 @@ def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
 
 
 def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResult":
-    from headrace.run.benchmarks import bench_inference
+    from headrace.run.inference_bench import bench_inference
 
     result = bench_inference(
         resolved,

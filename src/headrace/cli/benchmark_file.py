@@ -16,7 +16,7 @@ from typing import Any
 from headrace.cli.options import Parsed, writing
 from headrace.config.field import normalise_name, option_names
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_measured
 from headrace.reference.entrance import known_options
 

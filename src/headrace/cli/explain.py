@@ -31,9 +31,9 @@ def explain(argv: list[str]) -> int:
     file = args.output or Path(f"{args.image.stem}_explained.png")
     check_output(file, "-o")
     from headrace.engine.devices import start_devices
+    from headrace.run.grad_cam import draw_explanation
+    from headrace.run.grad_cam import explain as explain_image
     from headrace.run.named_model import find_model
-    from headrace.run.prediction import draw_explanation
-    from headrace.run.prediction import explain as explain_image
 
     model = find_model(name, which)
     start_devices(args.platform, 1)

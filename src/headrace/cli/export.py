@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
     if args.format is None and args.out is None:
         raise ConfigError("Neither --format nor --out is given.", remedy="Give --format onnx or --out model.onnx.")
     from headrace.engine.devices import start_devices
-    from headrace.run.export_formats import ExportOptions, export_model, format_of
+    from headrace.run.export_formats import export_model, format_of
+    from headrace.run.export_values import ExportOptions
     from headrace.run.named_model import find_model
 
     name, which = model_and_weights(args.path, args.weights, args.use)

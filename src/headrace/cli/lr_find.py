@@ -17,7 +17,7 @@ def lr_find(argv: list[str]) -> int:
     print_remarks(resolved)
     from headrace.core.files import write_atomic
     from headrace.report.curve_svg import draw_rates
-    from headrace.run.benchmarks import find_learning_rate
+    from headrace.run.lr_find import find_learning_rate
 
     found = find_learning_rate(resolved, num_steps=args.steps, lowest=args.lowest, highest=args.highest)
     with writing(args.plot, "--plot"):

@@ -24,7 +24,7 @@ def profile(argv: list[str]) -> int:
     if run is not None and (args.config or args.config_path):
         raise ConfigError(f"A recipe and the run {run} are given.", rule="A run has its own options.")
     from headrace.run.profiling import FOLDER, read_profile
-    from headrace.telemetry.device_trace import profile_lines
+    from headrace.telemetry.profile_text import profile_lines
 
     folder = args.output or (run / FOLDER if run else Path(FOLDER))
     if run is not None and not run.is_dir():

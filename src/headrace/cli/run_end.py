@@ -10,7 +10,7 @@ from headrace.core.units import format_duration
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
-    from headrace.run.trained_model import RunResult
+    from headrace.run.run_result import RunResult
 
 
 _COLUMN = 12
@@ -68,7 +68,7 @@ def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
 
 def _time(seconds: dict[str, float], wall: float | None, trained: float | None) -> str:
     """Say where the wall time of the last process went; of a resumed run, `trained` has the earlier ones' time, too."""
-    from headrace.telemetry.metric_totals import KIND_NAMES
+    from headrace.telemetry.clock import KIND_NAMES
 
     if wall is None:
         return ""

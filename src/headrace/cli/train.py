@@ -13,7 +13,7 @@ from headrace.reference.entrance import take_value, without_recipe
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
     from headrace.job import ProcessInfo
-    from headrace.run.trained_model import RunResult
+    from headrace.run.run_result import RunResult
 
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
 RESUME_DESCRIPTION = "Resume a run from its newest good checkpoint, bit for bit."
@@ -101,7 +101,7 @@ def _make_averages(result: "RunResult", *, validate_them: bool) -> None:
     if result.outcome not in ("finished", "stopped") or not requested:
         return
     from headrace.cli.validate import Table
-    from headrace.run.averages import averages_after
+    from headrace.run.averaged_checkpoint import averages_after
     from headrace.run.validation import validate
 
     for made in averages_after(result.directory, config):

@@ -210,7 +210,7 @@ def _row(result: "Validated", weights: str, report: dict[str, Any]) -> str:
 
 
 def _print_json(result: "Validated") -> None:
-    from headrace.telemetry.records import finite_or_null
+    from headrace.telemetry.validation_report import finite_or_null
 
     line: dict[str, Any] = {"checkpoint": str(result.checkpoint), "step": result.step}
     if result.problem:

@@ -1,17 +1,9 @@
-"""Files: atomic writing, durable renames, entries and locks of directories, and reading untrusted JSON and archives."""
+"""Files: atomic writing, durable renames, entries of directories, paths that stay inside of one."""
 
-import fcntl
-import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from headrace.core.errors import CheckpointError
-
-LOCK_FILE = ".lock"
 
 
 def cache_directory(program: str = "headrace") -> Path:
@@ -98,112 +90,3 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int | N
         raise
     if durable:
         sync_directory(path.parent)
-
-
-class DirectoryLock:
-    """A lock on a directory: an open, locked file in it, which can be compared with what the path leads to now."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / LOCK_FILE
-        try:
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise CheckpointError(f"Cannot write into {directory}: {error.strerror}.") from error
-        try:
-            _lock(self._handle, directory)
-            # Only now: until the lock is held, the file has the pid of whoever holds it.
-            os.truncate(self._handle, 0)
-            os.write(self._handle, f"{os.getpid()}\n".encode())
-        except BaseException:
-            self.release()
-            raise
-
-    def check(self) -> None:
-        """Raise CheckpointError if the directory, or the lock in it, was removed, moved or replaced.
-
-        Files that are open when their directory is removed can be written to without an error, and everything is lost.
-        """
-        with suppress(OSError):
-            if os.path.samestat(self._path.stat(), os.fstat(self._handle)):
-                return
-        raise CheckpointError(
-            f"{self._path.parent}, or {LOCK_FILE} in it, was removed, moved or replaced while it was in use.",
-            rule="What is written now would be lost, or would end up among the files of another run.",
-            remedy="Move it back and resume from its last checkpoint, or start a new run.",
-        )
-
-    def release(self) -> None:
-        """Release the lock. The file stays, because removing it would race with the next holder."""
-        os.close(self._handle)
-
-
-@contextmanager
-def lock_directory(directory: Path | str) -> Iterator[DirectoryLock]:
-    """Keep other Headrace processes from writing into a directory; CheckpointError if one already does.
-
-    The kernel releases the lock when its holder dies, so that a killed run leaves nothing to clean up.
-    """
-    lock = DirectoryLock(Path(directory))
-    try:
-        yield lock
-    finally:
-        lock.release()
-
-
-def _lock(handle: int, directory: Path) -> None:
-    try:
-        # Without waiting: a second process should say so at once, not hang until the first one ends.
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "?"
-        raise CheckpointError(
-            f"Another process (pid {holder}) is writing into {directory}.",
-            rule="A run is written by one process at a time.",
-            remedy="Wait for it or stop it, then try again.",
-        ) from error
-    except OSError:
-        return  # this file system has no locks: continue without one
-
-
-# JSON from files and other processes, with bounds: the standard reader recurses as deep as the text says.
-
-
-MAX_BYTES = 64 << 20
-MAX_DEPTH = 64
-
-
-def parse_json(text: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
-    """Return the value; whatever is wrong with the text is a ValueError.
-
-    Refused beside what is not JSON: more than `max_bytes`, nesting deeper than MAX_DEPTH, and halves of surrogate
-    pairs, which no file can hold again. Memory: at most about 40 times the text (a text of empty lists).
-    """
-    if len(text) > max_bytes:
-        raise ValueError(f"{len(text):,} bytes of JSON, more than {max_bytes:,}")
-    try:
-        value = json.loads(text)
-        _refuse_deep(value)
-        if "\\u" in (text if isinstance(text, str) else text.decode("latin1")):  # only an escape can write half a pair
-            json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels") from None
-    except UnicodeEncodeError as error:
-        raise ValueError(f"JSON with a text that is not Unicode ({error.reason})") from None
-    return value
-
-
-def _refuse_deep(value: object) -> None:
-    """Refuse nesting that code which walks the value could not bear."""
-    # Level by level: recursion is what this protects other code from.
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")

@@ -1,4 +1,4 @@
-"""This process: the signals that ask it to stop, its terminal, processors and memory, and which threads use devices."""
+"""This process: the signals that ask it to stop, its terminal, processors, memory and threads."""
 
 import ctypes
 import os
@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from headrace.core.device_access import COMPILING
 
 # A scheduler sends SIGTERM or SIGUSR1, Ctrl-C is SIGINT, and a terminal that is closed sends SIGHUP.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -70,62 +72,6 @@ def process_began() -> float:
         return time.time() - 10
 
 
-# Who may use the devices while a program is compiled.
-#
-# Threads of a run send images from its first second on. cuDNN records some of its plans as CUDA graphs, when a program
-# is compiled and when it first runs, and whatever another thread asks of the driver meanwhile fails, or makes the
-# recording fail. So transfers share the devices, and a compilation of that kind has them to itself.
-
-
-_changed = threading.Condition()
-_num_transfers = 0
-_is_exclusive = False
-_is_left = False
-
-
-@contextmanager
-def transferring() -> Iterator[None]:
-    """Use the devices beside other transfers; waits while a thread has them to itself."""
-    global _num_transfers
-    with _changed:
-        _changed.wait_for(lambda: not _is_exclusive or _is_left)
-        if _is_left:
-            raise RuntimeError("The run that wanted to transfer something has been interrupted.")
-        _num_transfers += 1
-    try:
-        yield
-    finally:
-        with _changed:
-            _num_transfers -= 1
-            _changed.notify_all()
-
-
-@contextmanager
-def exclusive() -> Iterator[None]:
-    """Use the devices alone: wait for the transfers under way, and let new ones wait for the end."""
-    global _is_exclusive, _is_left
-    with _changed:
-        _changed.wait_for(lambda: not _is_exclusive)
-        _is_exclusive = True  # before the transfers have ended, so that no others begin
-    try:  # already here: a signal that ends the wait must not leave all other threads waiting
-        with _changed:
-            _changed.wait_for(lambda: not _num_transfers)
-        yield
-    finally:
-        with _changed:
-            _is_exclusive = _is_left = False
-            _changed.notify_all()
-
-
-def leave_devices(*, left: bool = True) -> None:
-    """Let no thread of a run wait for one that has the devices to itself, as the run ends; until another begins."""
-    global _is_left
-    with _changed:
-        _is_left = left and _is_exclusive
-        _changed.notify_all()
-
-
-COMPILING, SAVING = "compile", "checkpoint"  # names of threads
 _MAY_BE_LEFT = (COMPILING, "feed", "read", "decode", "resident")  # beginnings of names
 
 

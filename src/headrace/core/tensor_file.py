@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 
 # safetensors.numpy.load knows no bfloat16, so the table is ours.
 DTYPES: dict[str, np.dtype] = {

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Compiler
-from headrace.core.process import exclusive
+from headrace.core.device_access import exclusive
 from headrace.core.tree import PyTree
 from headrace.engine.devices import count_fallback, host_device
 

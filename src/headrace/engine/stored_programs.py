@@ -28,7 +28,8 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
-from headrace.core.files import parse_json, write_atomic
+from headrace.core.files import write_atomic
+from headrace.core.json_text import parse_json
 from headrace.core.tree import PyTree
 from headrace.engine.compiler import Options, compile_program
 from headrace.engine.devices import Device, count_compilations, count_found

@@ -16,8 +16,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from headrace.core.files import parse_json
 from headrace.core.jax_private import CoordinationClient, coordination_client
+from headrace.core.json_text import parse_json
 from headrace.core.tree import PyTree
 from headrace.job.detect_launcher import Member
 

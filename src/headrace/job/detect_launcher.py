@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.core.errors import ConfigError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 
 # Environment variables that `headrace launch` sets for its processes. They may also be set by hand.
 PROCESS, NUM_PROCESSES, COORDINATOR = "HEADRACE_PROCESS", "HEADRACE_NUM_PROCESSES", "HEADRACE_COORDINATOR"

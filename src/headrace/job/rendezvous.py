@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.core.errors import ConfigError, RunStopped
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_list
 from headrace.job.detect_launcher import (
     COORDINATOR,

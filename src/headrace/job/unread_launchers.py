@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.core.errors import ConfigError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.job.detect_launcher import (
     COORDINATOR,
     JAX_NAMES,

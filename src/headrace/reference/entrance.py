@@ -13,7 +13,7 @@ from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.core.errors import ConfigError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.local_path import local_text
 from headrace.reference.tables import MEANS_IN_TF1, ROWS, TABLE, Reference
 from headrace.reference.translate import REFERENCE_TIES, application_defaults, has_defaults, reword, translate

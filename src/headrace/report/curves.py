@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.report.ticks import epoch_ticks, value_ticks
 from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.rows.row import Metric

@@ -6,7 +6,8 @@ from headrace.core.units import format_bytes, format_duration
 from headrace.engine.hlo_text import IDLE, KINDS
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_files import RunFiles
-from headrace.telemetry.device_trace import ProfileSummary, summary_from, utilisation_lines
+from headrace.telemetry.device_trace import ProfileSummary, summary_from
+from headrace.telemetry.profile_text import utilisation_lines
 
 _MOST_BLOCKS = 200
 

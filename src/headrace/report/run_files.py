@@ -9,7 +9,7 @@ from headrace.report.run_summary import CONFIG_FILE, RunSummary, read_json, read
 from headrace.rows.metrics import METRICS
 from headrace.telemetry.console import best_text
 from headrace.telemetry.model_verdict import never_recognized
-from headrace.telemetry.records import report_file
+from headrace.telemetry.validation_report import report_file
 
 PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE = "plan.json", "machine.json", "images.json", "schedule.json"
 PROFILE_FILE = "profile/profile.json"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.schema import all_options
-from headrace.core.files import LOCK_FILE, parse_json
+from headrace.core.directory_lock import LOCK_FILE
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_duration, format_list
 from headrace.rows.row import Metric
 from headrace.telemetry.records import (

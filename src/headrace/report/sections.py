@@ -14,7 +14,7 @@ from headrace.report.schedule import draw_schedule
 from headrace.report.scores import draw_scores
 from headrace.rows.metrics import OF_CLASSES, TOP1
 from headrace.rows.values import format_value
-from headrace.telemetry.metric_totals import KIND_NAMES
+from headrace.telemetry.clock import KIND_NAMES
 from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import LOG_FILE, RunEnd
 

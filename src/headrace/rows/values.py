@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.addresses import hide_addresses
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.units import parse_bytes
 
 TRUE_WORDS = ("true", "on", "yes", "1")

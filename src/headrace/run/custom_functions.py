@@ -1,12 +1,9 @@
-"""Functions given by code: a loss, metrics and an augmentation, traced into the step, and callbacks between calls.
+"""Losses, metrics and augmentations given by code: pure functions of JAX arrays.
 
-What is wrong with them is refused before a run starts.
+They are traced once here, for the shape of what they return, without a device.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Run
-from headrace.core.errors import ConfigError, did_you_mean, nearest
+from headrace.core.errors import ConfigError, did_you_mean
 from headrace.engine.objective import SUMS, LossFunction, MetricFunction
 from headrace.model.context import Ctx, Draws
 from headrace.model.sample_keys import sample_key
@@ -22,10 +19,6 @@ from headrace.rows.metrics import METRICS
 from headrace.rows.row import Metric, no_value
 from headrace.telemetry.records import TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import VALIDATION_COLUMNS
-
-# Losses, metrics and augmentations are pure functions of JAX arrays. They are traced once here, for the shape of what
-# they return, without a device.
-
 
 # (key, images float32 [N, H, W, C], labels int32 [N]) -> images
 AugmentFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -45,7 +38,7 @@ def read_metrics(given: Metrics) -> tuple[Metric, ...]:
     if isinstance(given, Mapping):
         rows = [Metric(name=name, per_image=function) for name, function in given.items()]
     elif isinstance(given, list | tuple):
-        rows = [_metric(each) for each in given]
+        rows = [metric(each) for each in given]
     else:
         raise ConfigError(
             f"metrics is a {type(given).__name__}.",
@@ -66,7 +59,7 @@ def read_metrics(given: Metrics) -> tuple[Metric, ...]:
     return tuple(rows)
 
 
-def _metric(given: object) -> Metric:
+def metric(given: object) -> Metric:
     if isinstance(given, Metric):
         return given
     if isinstance(given, str):
@@ -258,204 +251,3 @@ def _traced(what: str, function: object, *given: jax.ShapeDtypeStruct) -> jax.Sh
 def _wrong(what: str, made: jax.ShapeDtypeStruct, names: Mapping[int, str], rule: str) -> ConfigError:
     shape = ", ".join(names.get(size, str(size)) for size in made.shape)
     return ConfigError(f"The {what} returned {made.dtype} [{shape}].", rule=rule)
-
-
-# Callbacks: what code or options do when a call, an epoch or a validation has ended. They may stop the run.
-#
-# They run in process 0, in the thread that reads results, while the devices work on the next call. After an epoch or a
-# validation that a callback waits for, the next call is launched only once it has decided, so that a run stops at the
-# same step every time. After a call the next ones are launched already: a run stops a call or two later.
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingEvent:
-    """The end of a call or of an epoch; the numbers are means over its samples."""
-
-    directory: Path
-    step: int
-    epoch: float
-    loss: float
-    accuracy: float
-    metrics: Mapping[str, float] = field(default_factory=dict)  # those given by code
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationEvent:
-    """The end of a validation: its result for each set of weights (raw, ema), and all results of the run so far."""
-
-    directory: Path
-    step: int
-    epoch: float
-    results: Mapping[str, ValidationRecord]
-    history: tuple[ValidationRecord, ...]
-
-    @property
-    def accuracy(self) -> float:
-        """The top-1 accuracy of the better weights, from 0 to 1."""
-        return max(record.top1 for record in self.results.values())
-
-
-class Callback:
-    """Base of callbacks: override what is needed. A returned sentence stops the run and is recorded as the reason."""
-
-    def on_call_end(self, event: TrainingEvent) -> str | None:
-        """Do something after a call of the device program, about once a second."""
-
-    def on_epoch_end(self, event: TrainingEvent) -> str | None:
-        """Do something after the last step of an epoch."""
-
-    def on_validation_end(self, event: ValidationEvent) -> str | None:
-        """Do something after a validation."""
-
-
-@dataclass(frozen=True)
-class EarlyStopping(Callback):
-    """Stop when `patience` validations in a row have brought no better value of the metric `monitor` (or its name)."""
-
-    patience: int
-    monitor: str | Metric = "top1"
-
-    def __post_init__(self) -> None:
-        """Refuse a metric that does not exist."""
-        _metric(self.monitor)
-
-    def on_validation_end(self, event: ValidationEvent) -> str | None:
-        """Stop if the best validation is that many validations ago; of equal ones the first counts."""
-        row = _metric(self.monitor)
-        merits: dict[int, float] = {}
-        for record in event.history:
-            value = record.metric(row.name)
-            if value is not None and value == value:  # a NaN is never the best
-                merits[record.step] = max(merits.get(record.step, -math.inf), row.merit(value))
-        steps = sorted({record.step for record in event.history})
-        best = max(merits, key=lambda step: (merits[step], -step), default=None)
-        since = len(steps) if best is None else len(steps) - 1 - steps.index(best)
-        if since < self.patience:
-            return None
-        count = f"{since} validation{'s' * (since != 1)}"
-        if best is None:
-            return f"early stopping: no {'accuracy' if row.is_share else row.title} in {count}"
-        return (
-            f"early stopping: no better {row.title} than {row.text(row.merit(merits[best]))} (step {best}) in {count}"
-        )
-
-
-@dataclass(frozen=True)
-class TargetAccuracy(Callback):
-    """Stop at the first validation whose accuracy (0 to 1) reaches a target: top-1, or the metric `monitor`."""
-
-    accuracy: float
-    monitor: str | Metric = "top1"
-
-    def __post_init__(self) -> None:
-        """Refuse a metric that is no accuracy."""
-        row = _metric(self.monitor)
-        if not row.is_share:
-            raise ConfigError(
-                f"TargetAccuracy was given monitor {row.name!r}.",
-                rule="A target is a share from 0 to 1.",
-                remedy=f"Choose one of {', '.join(name for name, row in METRICS.items() if row.is_share)}.",
-            )
-
-    def on_validation_end(self, event: ValidationEvent) -> str | None:
-        """Stop if the accuracy was reached."""
-        row = _metric(self.monitor)
-        values = [record.metric(row.name) for record in event.results.values()]
-        reached = max((value for value in values if value is not None), default=-math.inf)
-        if not reached >= self.accuracy:
-            return None
-        return f"target accuracy: {row.title} {row.text(reached)} reaches {100 * self.accuracy:g} %"
-
-
-CALLBACK = "callback: "  # before a reason to stop, to tell it from the name of a signal
-_EPOCH, _VALIDATION = "on_epoch_end", "on_validation_end"
-
-
-class Callbacks:
-    """The callbacks of a run, and the reason for which one of them wants it to stop."""
-
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self._callbacks = tuple(callbacks)
-        self.reason: str | None = None
-
-    @property
-    def wait_for_epochs(self) -> bool:
-        """Whether some callback decides at the end of epochs."""
-        return self._any(_EPOCH)
-
-    def decide_after(self, *, epoch_ends: bool, validated: bool) -> bool:
-        """Say whether the next call must wait for what callbacks decide after this one."""
-        return (epoch_ends and self.wait_for_epochs) or (validated and self._any(_VALIDATION))
-
-    def call_ended(self, event: TrainingEvent) -> None:
-        self._decide([callback.on_call_end(event) for callback in self._callbacks])
-
-    def epoch_ended(self, event: TrainingEvent) -> None:
-        self._decide([callback.on_epoch_end(event) for callback in self._callbacks])
-
-    def validation_ended(self, event: ValidationEvent) -> None:
-        self._decide([callback.on_validation_end(event) for callback in self._callbacks])
-
-    def _decide(self, reasons: Iterable[str | None]) -> None:
-        for reason in reasons:
-            if reason is not None and not isinstance(reason, str):
-                raise ConfigError(
-                    f"A callback returned {reason!r}.",
-                    rule="It returns None, or the reason for which the run is to stop, as text.",
-                )
-            # The first reason counts: later calls may already be under way when it is given.
-            self.reason = self.reason or reason
-
-    def _any(self, method: str) -> bool:
-        # Only callbacks that override a method make the run wait for it: waiting costs the overlap of two calls.
-        return any(_overrides(each, method) for each in self._callbacks)
-
-
-EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
-
-
-def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    """Return callbacks given by code; refuse anything else, and what would never be called."""
-    given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
-    found = tuple(each for each in given if isinstance(each, Callback))
-    if wrong := [each for each in given if not isinstance(each, Callback)]:
-        first = wrong[0]
-        given_class = first.__name__ if isinstance(first, type) and issubclass(first, Callback) else ""
-        raise ConfigError(
-            f"A callback is a {type(wrong[0]).__name__}.",
-            rule="Callbacks are a list of objects whose classes inherit from headrace.Callback.",
-            remedy=f"Give an object: {given_class}()." if given_class else f"Override {' or '.join(EVENTS)}.",
-        )
-    for callback in found:
-        _refuse_unknown_events(callback)
-    return found
-
-
-def _refuse_unknown_events(callback: Callback) -> None:
-    """Refuse a callback with a method for an event that there is not, or without one for any event."""
-    name, events = type(callback).__name__, ", ".join(EVENTS)
-    methods = [method for method in dir(callback) if method.startswith("on_") and callable(getattr(callback, method))]
-    if unknown := [method for method in methods if method not in EVENTS]:
-        guess = nearest(unknown[0], EVENTS)
-        raise ConfigError(
-            f"The callback {name} has a method {unknown[0]}, which no event calls.",
-            rule=f"The events of a run are {events}.",
-            remedy=f"Did you mean {guess}?" if guess else "Use one of these, or give the method another beginning.",
-        )
-    if not any(_overrides(callback, event) for event in EVENTS):
-        raise ConfigError(
-            f"The callback {name} has no method for any event.",
-            rule=f"The events of a run are {events}.",
-            remedy="Override one of them, or leave the callback out.",
-        )
-
-
-def _overrides(callback: Callback, event: str) -> bool:
-    """Say whether a callback has a method of its own for an event, in its class or as an attribute."""
-    return getattr(getattr(callback, event), "__func__", None) is not getattr(Callback, event)
-
-
-def callbacks_of(run: Run, monitor: Metric) -> tuple[Callback, ...]:
-    """Return the callbacks that options ask for."""
-    stopping = () if run.early_stopping is None else (EarlyStopping(run.early_stopping, monitor),)
-    return stopping if run.target_accuracy is None else (*stopping, TargetAccuracy(run.target_accuracy, monitor))

@@ -39,12 +39,10 @@ from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_ro
 from headrace.reference.entrance import override
 from headrace.rows.metrics import METRICS, TOP1
 from headrace.rows.row import Metric
+from headrace.run.callbacks import Callback, Callbacks, callbacks_of
 from headrace.run.custom_functions import (
     AugmentFunction,
-    Callback,
-    Callbacks,
     Metrics,
-    callbacks_of,
     check_augment,
     check_objective,
     read_metrics,

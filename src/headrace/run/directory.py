@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint.saver import BEST_FILE
+from headrace.checkpoint.best import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints, remove_leftovers
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.addresses import hide_addresses
+from headrace.core.directory_lock import LOCK_FILE, DirectoryLock, lock_directory
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.core.files import LOCK_FILE, DirectoryLock, lock_directory, parse_json, sync_directory, write_atomic
+from headrace.core.files import sync_directory, write_atomic
+from headrace.core.json_text import parse_json
 from headrace.reference import entrance
 from headrace.telemetry.records import REPORTS
 from headrace.weights.named import is_path

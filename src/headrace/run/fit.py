@@ -1,20 +1,14 @@
-"""One training run, from its configuration to its last checkpoint. `fit()` reads top to bottom as the run."""
+"""A training run: from its options to its end."""
 
 import os
-import select
-import shlex
-import signal
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -24,8 +18,8 @@ from headrace.config.checks import check_start
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
-from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError
-from headrace.core.process import COMPILING, SAVING, STOP_SIGNALS, catch_signals, leave_closed_terminal, leave_devices
+from headrace.core.device_access import COMPILING, leave_devices
+from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
@@ -46,8 +40,9 @@ from headrace.ops import describe_missing_kernels
 from headrace.plan.image_sizes import describe_sizes
 from headrace.reference.entrance import override
 from headrace.rows.metrics import class_ratio
+from headrace.run.callbacks import CALLBACK
 from headrace.run.choices import settle
-from headrace.run.custom_functions import CALLBACK, refuse_monitor
+from headrace.run.custom_functions import refuse_monitor
 from headrace.run.design import (
     NOTHING,
     CustomParts,
@@ -75,13 +70,13 @@ from headrace.run.directory import (
     write_run,
 )
 from headrace.run.expected_time import say_expected
+from headrace.run.interruption import LOOK_SECONDS, Interrupt, Programs, listen
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.profiling import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
 from headrace.run.recorder import Ending, InFlight, RunRecorder, utc_now
-from headrace.run.start import (
+from headrace.run.restored import (
     Past,
     Restored,
-    adopt_weights,
     broadcast_restored,
     find_restored,
     free_options,
@@ -93,176 +88,18 @@ from headrace.run.start import (
     refuse_other_command,
     refuse_other_run,
     rewind_run,
-    write_table,
 )
-from headrace.run.trained_model import RunResult, ended_result
-from headrace.run.training import CallLength, Calls, Compiled, Placed, open_feed
-from headrace.run.validation import Validator
+from headrace.run.run_result import RunResult, ended_result
+from headrace.run.start_weights import adopt_weights, write_table
+from headrace.run.training import CallLength, Calls, Placed, open_feed
+from headrace.run.validator import Validator
+from headrace.telemetry.call_reader import CallReader, passing_failure_to
+from headrace.telemetry.clock import StartTimes, Timeline
 from headrace.telemetry.console import make_console
-from headrace.telemetry.metric_totals import CallReader, StartTimes, Timeline, passing_failure_to
 from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
 from headrace.weights.convert import LoadedWeights, table_lines
-
-# Interruption: SIGTERM, SIGUSR1, SIGHUP (a closed terminal) or Ctrl-C ask the run to finish its call and save.
-#
-# After that, SIGINT (a second Ctrl-C) exits at once, and so does a SIGTERM that comes some seconds later. At first it
-# counts once, and the others always: Slurm, which preempts or cancels a job, sends SIGTERM to its processes and to
-# srun, which forwards it, and means one request. SIGQUIT (Ctrl-\) prints where every thread is, and the run continues.
-#
-# What does not end soon is left: an image that takes minutes to decode, a device or a file system that hangs.
-#
-# A thread receives the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or
-# compilation, and Python would run a handler only after that. Exiting at once is safe at any moment: it is what `kill
-# -9` does.
-
-
-_INSISTS_SECONDS = 5.0  # after the first SIGTERM; another one then is meant
-# Without a call, a validation batch or a checkpoint that ends, after a signal. Slurm kills 30 s after SIGTERM.
-_PATIENCE_SECONDS = 25.0
-_SAVING_SECONDS = 120.0  # the same while a checkpoint is being written: disks may be slow
-Programs = list[tuple[str, Compiled]]  # with their purposes
-_LOOK_SECONDS = 0.1  # between two looks for a signal while programs are compiled
-_SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
-
-
-class Interrupt:
-    """Whether the run was asked to stop, and by which signal."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.signal_name: str | None = None
-        self.has_begun = False  # the first call: before it there is nothing to save
-        self.directory: Path | None = None  # of the run, to say how to resume it
-        self._quiet = quiet
-        self._times_handled = 0
-        self._received = 0.0
-        self._moved, self._longest = time.monotonic(), 0.0
-
-    @property
-    def requested(self) -> bool:
-        return self.signal_name is not None
-
-    def begin(self) -> None:
-        """Note that the first call is next."""
-        self.has_begun, self._moved = True, time.monotonic()
-
-    def moved(self) -> None:
-        """Note that something has ended: a call, a validation batch, a checkpoint."""
-        now = time.monotonic()
-        self._moved, self._longest = now, max(self._longest, now - self._moved if self.has_begun else 0.0)
-
-    def receive(self, number: int) -> None:
-        """Handle a signal in the listening thread."""
-        now = time.monotonic()
-        if self.requested:
-            # Other signals come more than once for one request (see above); only a person presses Ctrl-C again on
-            # purpose.
-            insists = number == signal.SIGTERM and now - self._received > _INSISTS_SECONDS
-            if number == signal.SIGINT or insists:
-                self._exit(f"{signal.Signals(number).name}: leaving at once", 128 + number)
-            return
-        self.signal_name, self._received, self._moved = signal.Signals(number).name, now, now
-        # The terminal is gone: writing to it would fail, and end the run that is about to save.
-        if number == signal.SIGHUP:
-            leave_closed_terminal()
-        if not self._quiet:
-            again = "a second one" if number == signal.SIGINT else "SIGINT"
-            what = "finishing the call and saving" if self.has_begun else "stopping"
-            text = f"headrace: {self.signal_name}: {what}; {again} exits at once"
-            print(text, file=sys.stderr, flush=True)
-
-    def look(self, pause: float) -> None:
-        """Leave if nothing has ended for too long since the signal; `pause` is the time since the last look."""
-        if pause > 1:  # this process was stopped, or the machine suspended
-            self._moved += pause
-        # Where calls take long, since they were asked to or the network is large, the last of them may take so, too.
-        is_saving = any(thread.name == SAVING for thread in threading.enumerate())
-        patience = max(_PATIENCE_SECONDS, 2 * self._longest, _SAVING_SECONDS * is_saving)
-        if time.monotonic() - self._moved > patience:
-            text = f"nothing has ended for {patience:.0f} s; leaving with what the last checkpoint holds"
-            self._exit(f"{self.signal_name}: {text}", INTERRUPTED_EXIT_CODE)
-
-    def _exit(self, text: str, code: int) -> None:
-        """End the process at once; not at an interactive prompt, where `handle` raises KeyboardInterrupt instead."""
-        if hasattr(sys, "ps1"):
-            return
-        if not self._quiet:
-            if os.isatty(1):
-                os.write(1, _SHOW_CURSOR)
-            resumed = f"\nnext        headrace resume {shlex.quote(str(self.directory))}" if self.directory else ""
-            # Not by print: a thread that hangs may hold the stream's lock.
-            with suppress(OSError):
-                os.write(2, f"headrace: {text}{resumed}\n".encode())
-        # Not sys.exit, which would wait for threads that may be busy in a call or a compilation.
-        os._exit(code)
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal in the main thread: a second one ends the run of an interactive session, not the session."""
-        self._times_handled += 1
-        if self._times_handled > 1 and number == signal.SIGINT:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
-    """Catch the signals while the block runs; in a thread that is not the main one nothing is caught.
-
-    `quiet`: another process prints that the signal was received.
-    """
-    interrupt = Interrupt(quiet)
-    # Python allows handlers in the main thread only; a notebook server may call from another.
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
-    reader, writer = os.pipe()
-    # Python's handler in C writes there; a full pipe must not block it.
-    os.set_blocking(writer, False)
-    thread = threading.Thread(target=_watch, args=(reader, interrupt), name="signals", daemon=True)
-    thread.start()
-    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    handlers_before = catch_signals(STOP_SIGNALS, interrupt.handle)
-    handlers_before |= catch_signals((signal.SIGQUIT,), lambda *_: None)
-    try:
-        yield interrupt
-    finally:
-        for number, handler in handlers_before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup_before)
-        # Ends the thread: its `read` returns nothing once the last writer is closed.
-        os.close(writer)
-        thread.join()
-        os.close(reader)
-
-
-def _watch(reader: int, interrupt: Interrupt) -> None:
-    looked = time.monotonic()
-    while True:
-        while not select.select([reader], [], [], _LOOK_SECONDS if interrupt.requested else None)[0]:
-            interrupt.look(time.monotonic() - looked)
-            looked = time.monotonic()
-        looked = time.monotonic()
-        if not (numbers := os.read(reader, 16)):
-            return
-        for number in numbers:
-            if number in STOP_SIGNALS:
-                interrupt.receive(number)
-            elif number == signal.SIGQUIT:
-                _print_threads()
-
-
-def _print_threads() -> None:
-    """Print where every thread is, the main one last."""
-    # Not by `faulthandler`, which reads the frames of threads while they run, and crashed some runs.
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames, main = sys._current_frames(), threading.main_thread().ident
-    del frames[threading.get_ident()]
-    for ident in sorted(frames, key=lambda ident: ident == main):
-        lines = traceback.format_stack(frames[ident])
-        print(f"thread {names.get(ident, ident)}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)
-
-
-# The run.
 
 
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
@@ -464,7 +301,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
 
 def _wait_unless_interrupted(compiling: Future[Programs], interrupt: Interrupt) -> Programs | None:
     """Return the programs of training, or None if a signal comes first; not in a job, whose processes stop together."""
-    while not wait([compiling], timeout=_LOOK_SECONDS).done:
+    while not wait([compiling], timeout=LOOK_SECONDS).done:
         if interrupt.requested and current_group().is_alone:
             return None
     return compiling.result()

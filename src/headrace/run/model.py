@@ -43,53 +43,54 @@ from headrace.model.zoo import build_network
 from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
 from headrace.reference.entrance import resolve_code
-from headrace.run.benchmarks import FoundRates, find_learning_rate
+from headrace.run.callbacks import Callback, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
-from headrace.run.custom_functions import AugmentFunction, Callback, Metrics, check_callbacks
+from headrace.run.custom_functions import AugmentFunction, Metrics
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
-from headrace.run.export_formats import ExportOptions, export_model, format_of
+from headrace.run.export_formats import export_model, format_of
+from headrace.run.export_values import ExportOptions
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
-from headrace.run.model_inputs import (
-    NAMED_OF_ONE_SET,
-    OF_ONE_RUN,
+from headrace.run.given_data import (
     GivenData,
-    Report,
-    Summary,
     array_spec,
-    check_custom_options,
     evaluation_set,
-    full_names,
     given_data,
     held_out,
     image_pair,
     image_paths,
+    refuse_mismatch,
+    validation_folder,
+    validation_option,
+)
+from headrace.run.lr_find import FoundRates, find_learning_rate
+from headrace.run.model_inputs import (
+    NAMED_OF_ONE_SET,
+    OF_ONE_RUN,
+    check_custom_options,
+    full_names,
     make_network,
-    network_summary,
     normalised_spec,
     planned_spec,
     positive,
-    refuse_mismatch,
     refuse_named_data,
     refuse_weights,
     resolve_for_arrays,
-    shape_text,
     spec_of,
     square_options,
     unfitted_spec,
-    validation_folder,
-    validation_option,
     without_data,
 )
 from headrace.run.named_model import load_file, load_named, pixels_of_weights
+from headrace.run.network_summary import Report, Summary, network_summary, shape_text
 from headrace.run.prediction import Predictions, find_images, logits_of, predict, softmax
-from headrace.run.start import Loaded, load_weights, refuse_replacing
+from headrace.run.run_result import RunResult
+from headrace.run.start_weights import Loaded, load_weights, refuse_replacing
 from headrace.run.trained_model import (
     AUTO,
     EMA,
     RAW,
-    RunResult,
     TrainedModel,
     best_validated,
     find_weights,
@@ -98,8 +99,8 @@ from headrace.run.trained_model import (
     preprocess_of,
     resizing_of,
 )
-from headrace.run.validation import Validator, predict_all
-from headrace.telemetry.records import validation_report
+from headrace.run.validator import Validator, predict_all
+from headrace.telemetry.validation_report import validation_report
 from headrace.weights.named import facts_of
 
 

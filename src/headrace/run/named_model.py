@@ -25,7 +25,7 @@ from headrace.model.zoo import build_network
 from headrace.reference.entrance import resolve_code
 from headrace.run.choices import definition_remarks, with_definition
 from headrace.run.directory import saved_form
-from headrace.run.start import refuse_replacing
+from headrace.run.start_weights import refuse_replacing
 from headrace.run.trained_model import TrainedModel, load_trained_model, preprocess_of, resizing_of
 from headrace.weights.convert import LoadedWeights, flat_weights, load_into
 from headrace.weights.named import facts_of, find_file, is_path

@@ -16,7 +16,8 @@ from jax import lax
 from headrace.config.field import Origin
 from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
-from headrace.core.files import parse_json, write_atomic
+from headrace.core.files import write_atomic
+from headrace.core.json_text import parse_json
 from headrace.core.tree import PyTree
 from headrace.core.units import format_duration
 from headrace.engine.devices import start_run_devices
@@ -38,11 +39,11 @@ from headrace.telemetry.device_trace import (
     Workload,
     kind_by_name,
     name_instructions,
-    profile_lines,
     read_trace,
     summarise,
     summary_from,
 )
+from headrace.telemetry.profile_text import profile_lines
 
 FOLDER, SUMMARY_FILE = PROFILE_FILE.split("/")  # the folder of the trace in a run, and the summary in it
 WARM_UP_CALLS, NUM_CALLS, LEAST_STEPS = 2, 3, 10

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.saver import BestCheckpoints, Saver
+from headrace.checkpoint.best import BestCheckpoints
+from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
@@ -30,41 +31,23 @@ from headrace.report.curve_svg import write_curve
 from headrace.report.run_files import MACHINE_FILE, read_mapping
 from headrace.report.run_report import write_run_report
 from headrace.rows.metrics import OF_CLASSES
-from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
+from headrace.run.callbacks import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.expected_time import Forecast
 from headrace.run.memory_advice import measured_memory
-from headrace.run.start import Past, Restored, score_of
-from headrace.run.trained_model import RunResult, input_form
+from headrace.run.restored import Past, Restored, score_of
+from headrace.run.run_result import RunResult
+from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
-from headrace.run.validation import Started, Validator
-from headrace.telemetry.metric_totals import (
-    NOTHING_UNLOGGED,
-    DeviceClock,
-    EndWatcher,
-    HostMetrics,
-    Measured,
-    MetricTotals,
-    Moment,
-    Timeline,
-    Unlogged,
-    first_at_target,
-    verdict,
-)
+from headrace.run.validator import Started, Validator
+from headrace.telemetry.bottleneck import Measured, verdict
+from headrace.telemetry.clock import DeviceClock, EndWatcher, Moment, Timeline, first_at_target
+from headrace.telemetry.metric_totals import NOTHING_UNLOGGED, HostMetrics, MetricTotals, Unlogged
 from headrace.telemetry.model_verdict import Losses, model_verdict
-from headrace.telemetry.records import (
-    CheckpointRecord,
-    Note,
-    RunEnd,
-    TrainRecord,
-    ValidationRecord,
-    best_validation,
-    report_file,
-    validation_report,
-    write_report,
-)
+from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, TrainRecord, ValidationRecord, best_validation
 from headrace.telemetry.sinks import Sinks
+from headrace.telemetry.validation_report import report_file, validation_report, write_report
 
 
 def utc_now() -> str:

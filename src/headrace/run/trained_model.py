@@ -1,8 +1,7 @@
-"""A trained network with what it takes to use it (weights, input, classes), and the result of the run that made it."""
+"""A trained model, from a checkpoint alone: the dataset is not needed, its form was saved with the weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.checkpoint.saver import BestCheckpoints
+from headrace.checkpoint.best import BestCheckpoints
 from headrace.checkpoint.store import (
     MANIFEST_FILE,
-    checkpoint_name,
     list_checkpoints,
     load,
     newest_good,
@@ -25,35 +23,16 @@ from headrace.config.load import network_changes
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, DataError
 from headrace.core.tree import PyTree
-from headrace.core.units import format_duration, format_list, format_percent
+from headrace.core.units import format_list
 from headrace.data.augmentation.preprocess import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.data.decoding.crop import uncropped_side, usual_shorter_side
-from headrace.engine.state import State
 from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
-from headrace.report.curve_svg import draw_run
-from headrace.report.curves import Curves
-from headrace.report.run_files import best_report
-from headrace.report.run_summary import read_summary
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
-from headrace.telemetry.model_verdict import never_recognized
-from headrace.telemetry.records import (
-    Record,
-    RunEnd,
-    TrainRecord,
-    ValidationRecord,
-    best_validation,
-    monitor_of,
-    number_fields,
-    read_records,
-)
 from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
-
-# Everything comes from a checkpoint. The dataset is not needed: its form was saved with the weights.
-
 
 RAW, EMA, AUTO = "raw", "ema", "auto"
 _LISTED = 5  # names of classes in a message
@@ -236,147 +215,3 @@ def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoi
     floats = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
     params, stats = weights_like(network)
     return restore_tree(floats, params, f"{start}params"), restore_tree(floats, stats, f"{start}stats")
-
-
-# The result of a run: how it ended and, read from its directory when asked for, its metrics, checkpoint and plot.
-
-
-Arrays = dict[str, np.ndarray]
-
-
-class MetricArrays(dict[str, np.ndarray]):
-    """The metrics of a run as arrays by name, with one entry per record."""
-
-    def __repr__(self) -> str:
-        records, validations = (len(self.get(name, ())) for name in ("step", "val_step"))
-        names = ", ".join(name for name in self if not name.startswith("val_"))
-        return f"MetricArrays({records} training records and {validations} validations; {names}, val_..., val_ema_...)"
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RunResult:
-    """The result of a run.
-
-    `outcome` is finished, stopped (by a callback, early stopping or a target: `reason`), interrupted (resume continues
-    from its checkpoint) or compiled.
-    """
-
-    outcome: str
-    directory: Path
-    step: int
-    validation: dict[str, ValidationRecord]  # the last one of each set of weights: raw, ema
-    images_per_second: float | None
-    time_to_train: float
-    can_resume: bool  # there is more to train, and resuming loses nothing
-    reason: str = ""
-    state: State | None = None  # after the last step, on its devices; for code that trains without a Model
-
-    def __repr__(self) -> str:
-        last = max((record.top1 for record in self.validation.values()), default=None)
-        accuracy = f", top-1 {format_percent(last)} at the end" if last is not None else ""
-        return f"RunResult({self.outcome} at step {self.step}{accuracy}, {self.directory})"
-
-    @property
-    def records(self) -> list[Record]:
-        """All records of the run, oldest first."""
-        return read_records(self.directory)
-
-    @property
-    def metrics(self) -> MetricArrays:
-        """The run's metrics as NumPy arrays.
-
-        `epoch`, `step`, `loss`, `accuracy`, `learning_rate` and so on have one entry per training record; those that
-        begin with `val_` one per validation, and with `val_ema_` one per validation of averaged weights.
-        """
-        curves = Curves(self.directory)
-        curves.read_more()
-        if curves.num_damaged or not curves.offset:
-            read_records(self.directory)  # says what is wrong with the file
-        arrays = _arrays(curves, "train", TrainRecord)
-        for weights, start in (("raw", "val_"), ("ema", "val_ema_")):
-            found = _arrays(curves, f"validation/{weights}", ValidationRecord)
-            arrays |= {start + {"top1": "accuracy"}.get(name, name): array for name, array in found.items()}
-        return MetricArrays(arrays)
-
-    @property
-    def best_checkpoint(self) -> Path | None:
-        """The checkpoint with the best validation, or the newest without one; None when none is kept."""
-        try:
-            return find_weights(checkpoints_of(self.directory))[0]
-        except CheckpointError:
-            return None
-
-    @property
-    def last_checkpoint(self) -> Path | None:
-        """The newest good checkpoint; None when none is kept."""
-        return newest_good(checkpoints_of(self.directory))[0]
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Where the wall time of the last process of the run went, by kind; the sum is the wall time."""
-        end = self._end
-        return dict(end.seconds) if end else {}
-
-    @property
-    def verdict(self) -> str:
-        """Why the result is useless, if it is; and what limited the run: computing, input, validation or saving."""
-        end = self._end
-        return "\n".join(text for text in (end.model_verdict, end.verdict) if text) if end else ""
-
-    @property
-    def best(self) -> ValidationRecord | None:
-        """The best validation of the run, by the metric that it monitored; None without a validation."""
-        records = self.records
-        return best_validation(records, monitor_of(records))
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What makes the result doubtful or useless: a loss that diverged, one answer for all, classes never found."""
-        summary = read_summary(self.directory)
-        if summary.is_trial:
-            return ()
-        missed = never_recognized(best_report(summary))
-        end = self._end
-        return tuple(
-            text for text in (end.model_verdict if end else "", f"never recognized: {missed}" if missed else "") if text
-        )
-
-    @property
-    def _end(self) -> RunEnd | None:
-        return next((record for record in reversed(self.records) if isinstance(record, RunEnd)), None)
-
-    def _repr_html_(self) -> str:
-        """Return the plot, and below it how the run ended and where its time went, for a notebook."""
-        spent = ", ".join(f"{kind} {format_duration(value)}" for kind, value in self.seconds.items() if value >= 0.05)
-        lines = [repr(self).removeprefix("RunResult(").removesuffix(")"), self.reason, spent]
-        lines += [*self.problems, self._end.verdict if self._end else ""]
-        try:
-            plot = draw_run(self.directory)
-        except CheckpointError:  # nothing was recorded
-            plot = ""
-        return plot + "".join(f"<div>{escape(line)}</div>" for line in lines if line)
-
-
-def ended_result(directory: Path) -> RunResult:
-    """Return the result of a run that an earlier process has finished or stopped, as its records have it."""
-    records = read_records(directory)
-    end = next(record for record in reversed(records) if isinstance(record, RunEnd))
-    stopped = end.outcome == "stopped"
-    change = "with another --target-accuracy, --early-stopping or --monitor" if stopped else "--num-epochs N"
-    return RunResult(
-        outcome=end.outcome,
-        directory=directory,
-        step=end.step,
-        validation={record.weights: record for record in records if isinstance(record, ValidationRecord)},
-        images_per_second=end.images_per_second,
-        time_to_train=end.time_to_train,
-        can_resume=stopped and (checkpoints_of(directory) / checkpoint_name(end.step)).is_dir(),
-        reason=f"before this command, which changed nothing{': ' * stopped}{end.reason}; to train longer: "
-        f"headrace resume {directory} {change}",
-    )
-
-
-def _arrays(curves: Curves, kind: str, record: type[Record]) -> Arrays:
-    """Return the numbers of records of one kind as arrays; None becomes NaN."""
-    whole = {name for name, each in number_fields(record).items() if each.is_whole}
-    return {name: array.astype(np.int64) if name in whole else array for name, array in curves.columns(kind).items()}

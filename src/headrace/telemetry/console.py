@@ -20,13 +20,13 @@ from headrace.core.process import leave_closed_pipe, leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration, format_percent
 from headrace.rows.metrics import METRICS, TOP1
 from headrace.rows.row import Metric
+from headrace.telemetry.line_file import Sink
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,
     Record,
     RunEnd,
     RunStart,
-    Sink,
     TrainRecord,
     ValidationRecord,
     validation_rank,

@@ -1,31 +1,24 @@
-"""Records of a run as frozen values; a line of metrics.jsonl is one record. And the report of a validation."""
+"""Records of a run as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
+
+A record survives the round trip through JSON exactly. Accuracies are fractions (0..1), times are seconds. JSON has no
+numbers that are not finite: they are written as the strings "NaN", "Infinity" and "-Infinity" (which Python's `float`
+and `pandas.to_numeric` read), so that null always means "no value".
+"""
 
 import json
 import math
-import os
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO
-
-import numpy as np
+from typing import Any, ClassVar, Self
 
 from headrace.core.errors import CheckpointError
-from headrace.core.files import parse_json, sync_directory, write_atomic
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_duration
-from headrace.engine.objective import SCORES, given_sums, metric_sums
 from headrace.rows.metrics import METRICS, OF_CLASSES, TOP1, UNEVEN
 from headrace.rows.row import Metric
-
-# Records of a run as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
-#
-# A record survives the round trip through JSON exactly. Accuracies are fractions (0..1), times are seconds. JSON has no
-# numbers that are not finite: they are written as the strings "NaN", "Infinity" and "-Infinity" (which Python's `float`
-# and `pandas.to_numeric` read), so that null always means "no value".
-
 
 METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.csv"
@@ -399,169 +392,3 @@ def read_records(run_dir: Path | str) -> list[Record]:
         return []
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file atomically; its directory is created if needed."""
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Say which file of the run it is that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"Cannot write {path}: {error.strerror or error}.",
-            remedy="Check that the run directory may be written to and that the disk has room.",
-        ) from error
-
-
-class LineFile:
-    """A text file that only grows, line by line; every line is flushed to the operating system at once.
-
-    So a killed process loses nothing that it wrote, and leaves at most one incomplete line.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with _writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("a", encoding="utf-8", newline="")
-            # A new file's name is in its directory: a power failure would take the file, however well it is synced.
-            sync_directory(path.parent)
-
-    def write(self, line: str) -> None:
-        with _writing(self.path):
-            self._file.write(line + "\n")
-            self._file.flush()
-
-    def sync(self) -> None:
-        """Wait until the disk has all lines: a power failure takes what only the operating system has."""
-        with _writing(self.path):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        with _writing(self.path):
-            self._file.close()
-
-
-class Sink:
-    """Where records go, one by one. This one drops all that it is given; others override what they make use of."""
-
-    def write(self, record: Record) -> None:
-        """Take one record."""
-
-    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
-        """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""
-
-    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
-        """Take the histograms of a step by name, too large for records; engine/histograms.py says what one is."""
-
-    def sync(self) -> None:
-        """Wait until the disk has everything that was written."""
-
-    def close(self) -> None:
-        """Finish; may be called more than once."""
-
-
-# The validation report: accuracy, loss, confusion matrix, and recall and precision of each class.
-
-
-_MOST_CONFUSED = 10
-
-
-def validation_report(
-    sums: Mapping[str, Any], class_names: Sequence[str], given: Iterable[Metric] = ()
-) -> dict[str, Any]:
-    """Return the report for sums over a validation set: loss, top1, top5, count, confusion[true class, predicted].
-
-    `given` are the metrics that code gave, of which the sums have what they need.
-
-    Classes without samples have no recall (null) and do not enter the balanced accuracy; classes that were never
-    predicted have no precision.
-    """
-    confusion = np.asarray(sums["confusion"], np.int64)
-    count, correct = round(float(sums["count"])), round(float(sums["top1"]))
-    if confusion.shape != (len(class_names), len(class_names)):
-        raise ValueError(f"confusion matrix {confusion.shape} for {len(class_names)} classes")
-    if confusion.sum() != count:
-        raise ValueError(f"the confusion matrix holds {confusion.sum()} samples, the sums {count}")
-    exact = {**sums, "confusion": confusion, "count": count, "top1": correct}
-    classes = [_class_row(name, confusion, k) for k, name in enumerate(class_names)]
-    values = {row.name: given_value(row, exact) for row in given if row.name not in METRICS} if count else {}
-    custom = {name: value for name, value in values.items() if value is not None}
-    return {
-        "num_samples": count,
-        **{row.name: row.value(exact) for row in METRICS.values() if row.has_field},
-        **({"metrics": custom} if custom else {}),
-        **{row.name: row.value(exact) for row in OF_CLASSES},
-        "classes_without_samples": [row["name"] for row in classes if not row["num_samples"]],
-        "classes": classes,
-        "most_confused": _most_confused(confusion, class_names),
-        "confusion_matrix": confusion.tolist(),
-    }
-
-
-def given_value(row: Metric, sums: Mapping[str, Any]) -> float | None:
-    """Return the value of a metric that code gave."""
-    if row.per_image is not None:
-        return float(metric_sums(sums)[row.name]) / float(sums["count"])
-    value = row.value(sums[SCORES] if row.of_scores else {**sums, **given_sums(sums, row.name)})
-    return None if value is None else float(value)
-
-
-def report_file(run_dir: Path, step: int) -> Path:
-    """Return the file with the report of the validation after a step, by weights; named like the checkpoint."""
-    return run_dir / REPORTS / f"step_{step:08d}.json"
-
-
-def write_report(path: Path | str, report: Mapping[str, object]) -> None:
-    """Write a report as a JSON file, atomically. Numbers that are not finite become null."""
-    replace_file(Path(path), (_to_json(report) + "\n").encode())
-
-
-def _class_row(name: str, confusion: np.ndarray, k: int) -> dict[str, Any]:
-    correct, samples, predicted = int(confusion[k, k]), int(confusion[k].sum()), int(confusion[:, k].sum())
-    return {
-        "name": name,
-        "num_samples": samples,
-        "num_predicted": predicted,
-        "num_correct": correct,
-        "recall": correct / samples if samples else None,
-        "precision": correct / predicted if predicted else None,
-    }
-
-
-def _most_confused(confusion: np.ndarray, class_names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the largest entries off the diagonal, largest first (then in class order)."""
-    wrong = confusion - np.diag(np.diag(confusion))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]
-    pairs = [(int(i), *divmod(int(i), len(class_names))) for i in order]
-    return [
-        {"true": class_names[true], "predicted": class_names[predicted], "count": int(wrong.flat[i])}
-        for i, true, predicted in pairs
-        if wrong.flat[i] > 0
-    ]
-
-
-def _to_json(value: object, indent: str = "") -> str:
-    """Return JSON with one line for each innermost list or object, so that a matrix reads as one."""
-    inner = indent + " "
-    if isinstance(value, Mapping) and any(isinstance(item, Mapping | list) for item in value.values()):
-        rows = [f"{inner}{json.dumps(str(key))}: {_to_json(item, inner)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
-        return "[\n" + ",\n".join(inner + _to_json(item, inner) for item in value) + f"\n{indent}]"
-    return json.dumps(finite_or_null(value), allow_nan=False, ensure_ascii=False)
-
-
-def finite_or_null(value: object) -> Any:
-    """Return a value without numbers that are not finite, which JSON does not have: they become None."""
-    if isinstance(value, Mapping):
-        return {key: finite_or_null(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,21 +18,19 @@ from typing import Any
 from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.rows.row import Metric
 from headrace.telemetry.console import LineFormatter
+from headrace.telemetry.line_file import LineFile, Sink, replace_file
 from headrace.telemetry.records import (
     LOG_FILE,
     METRICS_FILE,
     TRAINING_FILE,
     VALIDATION_FILE,
-    LineFile,
     Note,
     Record,
     RunStart,
-    Sink,
     TrainRecord,
     ValidationRecord,
     metrics_of,
     read_records,
-    replace_file,
 )
 
 # The columns of the reference come first, so that its scripts can read the tables.

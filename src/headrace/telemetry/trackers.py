@@ -22,18 +22,13 @@ import numpy as np
 
 from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
-from headrace.core.files import parse_json, write_atomic
+from headrace.core.files import write_atomic
+from headrace.core.json_text import parse_json
 from headrace.engine.histograms import Histogram, filled_bins
-from headrace.telemetry.records import (
-    CheckpointRecord,
-    Record,
-    RunEnd,
-    Sink,
-    TrainRecord,
-    ValidationRecord,
-    report_file,
-)
+from headrace.telemetry.line_file import Sink
+from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import Notify
+from headrace.telemetry.validation_report import report_file
 
 TENSORBOARD_DIR = "tensorboard"
 WANDB_DIR, WANDB_ID_FILE = "wandb", "wandb_run.json"

@@ -15,7 +15,8 @@ from headrace.config.load import network_options
 from headrace.core.addresses import address_digits, whole_address
 from headrace.core.download import Remote, download, terminal_progress
 from headrace.core.errors import ConfigError, DownloadError, nearest
-from headrace.core.files import cache_directory, parse_json, path_inside
+from headrace.core.files import cache_directory, path_inside
+from headrace.core.json_text import parse_json
 from headrace.core.tensor_file import read_note
 from headrace.data.sets.catalog import IMAGENET_MEAN, IMAGENET_STD
 from headrace.weights.hugging_face import HubRepo, hub_file, is_file_name

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Data
+from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
-from headrace.core.process import num_processors, transferring
+from headrace.core.process import num_processors
 from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo

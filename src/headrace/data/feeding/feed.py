@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.core.process import transferring
+from headrace.core.device_access import transferring
 from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
 from headrace.data.decoding.working_source import WorkingSource

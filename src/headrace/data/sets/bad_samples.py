@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 
 FILE = "bad_samples.jsonl"
 

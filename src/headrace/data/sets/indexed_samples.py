@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import cache_directory, entries_of, parse_json, write_atomic
+from headrace.core.files import cache_directory, entries_of, write_atomic
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_list
 from headrace.data.decoding.batch_decoder import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.decoding.image import BadImage

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import MAX_BYTES, entries_of
+from headrace.core.files import entries_of
+from headrace.core.json_text import MAX_BYTES
 from headrace.core.units import format_bytes
 from headrace.data.sets.class_check import NO_REGRESSION
 from headrace.data.sets.npz_file import StoredArray, stored_array

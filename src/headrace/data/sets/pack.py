@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.data.decoding.image import BadImage, decode, decode_factor, encode_jpeg, read_header
 from headrace.data.sets.indexed_samples import Index, StoredSamples, check_rows, read_npz
 from headrace.data.sets.samples import Content, Samples

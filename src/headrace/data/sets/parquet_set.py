@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_bytes, format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.class_check import NO_REGRESSION

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.data.decoding.image import EXTENSIONS
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.indexed_samples import Index, indexed, make_index, read_names

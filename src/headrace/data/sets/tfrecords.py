@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.indexed_samples import ImageParts, Index, StoredSamples, indexed, make_index, read_names

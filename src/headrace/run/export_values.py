@@ -1,0 +1,76 @@
+"""What an export is asked for, and what a format is and makes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.data.augmentation.crop_resize import CentreView
+from headrace.run.check_images import CheckImages
+from headrace.run.trained_model import TrainedModel
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+DTYPES = ("float32", "float16")
+# Of the largest logit. float16 has 11 bits; a resized pixel may differ by a level from the one that validation makes.
+TOLERANCES = {"float32": 1e-3, "float16": 2e-2}
+RESIZED_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written: the format, its numbers, the names of torch-names, the input of a whole network, the check."""
+
+    format: str
+    names: str = ""
+    input: str = "uint8"
+    platforms: tuple[str, ...] = PLATFORMS
+    dtype: str = "float32"
+    with_preprocessing: bool = False  # the network takes pixels of any size: resize and crop are part of it
+    check_images: tuple[Path, ...] = ()  # [the run's validation images]
+
+    @property
+    def as_pixels(self) -> bool:
+        """Whether the network takes pixels from 0 to 255."""
+        return self.input == "uint8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A file that was written, the description beside it, and remarks on it and on the result of its check."""
+
+    path: Path
+    description: Path
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The bytes of an export, what its description says besides, and a remark."""
+
+    data: bytes
+    more: dict[str, Any]
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format: the suffix of its files, whether it holds a network, and how it is made and checked."""
+
+    suffix: str
+    network: bool
+    make: Callable[[TrainedModel, Path, ExportOptions], Made]
+    # (file, model, options, images) -> (largest difference of logits, by what it was checked)
+    check: Callable[[Path, TrainedModel, ExportOptions, CheckImages], tuple[float, str]]
+
+
+def centre_view_of(model: TrainedModel, options: ExportOptions) -> CentreView | None:
+    """Return the view that is part of the exported network, None where it takes images of its own size."""
+    if not options.with_preprocessing:
+        return None
+    side = model.describe()["resize_shorter_side"]
+    return CentreView(
+        size=model.network.input_hwc[0],
+        shorter_side=side,
+        antialias=model.antialias,
+        bicubic=model.interpolation == "bicubic",
+    )

@@ -1,0 +1,201 @@
+"""What code may pass as data: the path of a dataset, the name of a known one, arrays, or an opened dataset."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
+from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.core.local_path import local_path
+from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
+from headrace.data.decoding.image_source import ImageSource
+from headrace.data.sets.arrays import ImageSpec
+from headrace.data.sets.bad_samples import BadSamples
+from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
+from headrace.data.sets.held_out import hold_out
+from headrace.data.sets.image_sets import evaluation_view
+from headrace.data.sets.samples import FileSamples
+from headrace.data.sets.source import ArraySource, Source
+from headrace.model.network import Network
+from headrace.run.network_summary import shape_text
+from headrace.run.trained_model import refuse_other_classes
+
+NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS or name in FOLDER_SETS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenData:
+    """Data as it was given, in one of three forms."""
+
+    options: dict[str, Any] = field(default_factory=dict)  # that name a dataset
+    arrays: tuple[Any, Any] | None = None
+    dataset: DataSet | None = None
+
+
+def given_data(data: object, labels: object = None) -> GivenData:
+    """Return what was given; refuse what is neither a path, a name, a pair of arrays nor a dataset."""
+    if labels is not None:
+        return GivenData(arrays=(data, labels))
+    if isinstance(data, DataSet):
+        return GivenData(dataset=data)
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], str | os.PathLike):
+        return GivenData(arrays=(data[0], data[1]))
+    if isinstance(data, str | os.PathLike):
+        path = local_path(data).expanduser()
+        # A folder of that name wins: whoever has a folder called digits means it.
+        if isinstance(data, str) and data in NAMES and not path.exists():
+            return GivenData(options={"dataset": data})
+        if not path.exists():
+            raise DataError(
+                f"There is no {data}, neither a path nor a known dataset.",
+                remedy=did_you_mean(str(data), NAMES) if os.sep not in str(data) else "Check the path.",
+            )
+        return GivenData(options={"dataset_path": str(path)})
+    raise ConfigError(
+        f"The data is a {type(data).__name__}.",
+        rule="It is the path of a dataset, a pair (images, labels), or what headrace.open_dataset returns.",
+    )
+
+
+def array_spec(spec: ImageSpec, images: Any, labels: Any) -> ImageSpec:
+    """Return what arrays must be for a shipped network that has not seen data: they decide it."""
+    first = np.shape(images)[1:] if hasattr(images, "shape") else np.shape(images[0])
+    if len(first) != 3:
+        raise ConfigError(
+            f"The images are {list(np.shape(images))}.",
+            rule="Images are an array [N, H, W, C].",
+            remedy="Add a dimension for the single channel: images[..., None]." if len(first) == 2 else "",
+        )
+    height, width, channels = map(int, first)
+    if height in (1, 3) and width == channels > 4:
+        raise ConfigError(
+            f"The images are {list(np.shape(images))}, which looks like [N, C, H, W].",
+            rule="Images are an array [N, H, W, C].",
+            remedy="Put the channels last: images.transpose(0, 2, 3, 1).",
+        )
+    found = np.asarray(labels)
+    # What is no class number is refused, in words, where the labels are read.
+    is_number = found.ndim == 1 and found.size and found.dtype.kind in "iu"
+    classes = spec.num_classes or (int(found.max()) + 1 if is_number else 0)
+    return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
+
+
+def refuse_mismatch(network: Network | None, num_classes: int, info: DataInfo) -> None:
+    """Refuse data whose images or classes are not those of the model, as far as they are known."""
+    if network is not None and info.image_hwc != network.input_hwc:
+        raise ConfigError(
+            f"The network takes {shape_text(network.input_hwc)} images, "
+            f"{info.place or info.name} has {shape_text(info.image_hwc)}."
+        )
+    if num_classes and info.num_classes != num_classes:
+        raise ConfigError(
+            f"The model has {num_classes} classes, {info.place or info.name} has {info.num_classes}.",
+            remedy="Leave num_classes out, or check the folders of the classes.",
+        )
+
+
+def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
+    """Return the dataset whose validation part is to be evaluated, with the images prepared as `spec` says.
+
+    Class folders without a training folder beside them are evaluated whole. `named`: the path was not given alone.
+    """
+    data = resolved_set(config) if not named else config
+    path = Path(data.dataset_path).expanduser()
+    if data.dataset != "folder" or split_folder(path, TRAIN_NAMES):
+        refuse_other_classes(describe_dataset(data), spec.num_classes, spec.class_names)
+        opened = open_dataset(data, 0)
+        return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
+    listing = list_classes(path, spec.class_names or None)
+    samples = FileSamples(listing.root, list(listing.files), listing.labels)
+    bad = BadSamples(str(path), len(samples), data.max_bad_samples)
+    source = ImageSource(samples, evaluation_view(data, spec.image_hwc[0], spec.image_hwc[2]), "validation", bad)
+    info = DataInfo(
+        name="folder",
+        image_hwc=spec.image_hwc,
+        class_names=listing.class_names,
+        num_train=0,
+        num_validation=len(source),
+        augmentation="none",
+        normalization=spec.normalization,
+        channel_mean=spec.channel_mean,
+        channel_std=spec.channel_std,
+        place=str(path),
+    )
+    refuse_other_classes(info, spec.num_classes, spec.class_names)
+    return DataSet(info=info, train=no_images(spec), validation=source, bad=bad)
+
+
+def no_images(spec: ImageSpec) -> Source:
+    """Return an empty split."""
+    return ArraySource(np.zeros((0, *spec.image_hwc), spec.image_dtype or "uint8"), np.zeros(0, np.int32))
+
+
+def image_paths(images: Any) -> Sequence[Path] | None:
+    """Return the paths of image files or folders, None where something else was given."""
+    each = images if isinstance(images, list | tuple) else (images,)
+    if not each or not all(isinstance(one, str | os.PathLike) for one in each):
+        return None
+    return [local_path(one).expanduser() for one in each]
+
+
+def held_out(
+    images: object, labels: object, fraction: object, class_names: tuple[str, ...]
+) -> tuple[tuple[Any, Any], tuple[Any, Any], tuple[str, ...]]:
+    """Return (images, labels) of training and of validation, a fraction of each class, and remarks on the split."""
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
+    images, labels = np.asarray(images), np.asarray(labels)
+    # By position, not by seed: every fit on these arrays validates on the same images.
+    names = tuple(map(str, range(len(labels))))
+    found = hold_out(names, labels, float(fraction), class_names, "The data", "validation_data")
+    mask = found.mask
+    return (images[~mask], labels[~mask]), (images[mask], labels[mask]), found.remarks
+
+
+def validation_folder(data: object) -> dict[str, Any]:
+    """Return the option for validation data that is given beside the path of training data."""
+    if data is None:
+        return {}
+    if not isinstance(data, str | os.PathLike):
+        raise ConfigError(
+            f"validation_data is a {type(data).__name__}, beside the path of a dataset.",
+            rule="Beside a path it is a path too: a folder with one folder for each class.",
+            remedy="Give a folder, or both parts as (images, labels).",
+        )
+    return {"validation_path": str(local_path(data).expanduser())}
+
+
+def image_pair(data: object) -> tuple[Any, Any]:
+    """Return validation data as (images, labels)."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
+    return data[0], data[1]
+
+
+def validation_option(options: Mapping[str, object], has_data: bool) -> dict[str, Any]:
+    """Return the option that turns validation off where there is nothing to validate with."""
+    if options.get("validation") is True and not has_data:
+        raise ConfigError(
+            "validation is on, but there is no validation_data.", remedy="Give fit some, or leave it out."
+        )
+    return {} if has_data else {"validation": False}
+
+
+def _evaluated_info(info: DataInfo, spec: ImageSpec, num_validation: int) -> DataInfo:
+    if info.image_hwc != spec.image_hwc:
+        raise DataError(
+            f"The images of {info.name} are {shape_text(info.image_hwc)}, "
+            f"the network takes {shape_text(spec.image_hwc)}."
+        )
+    return replace(
+        info,
+        num_validation=num_validation,
+        normalization=spec.normalization or info.normalization,
+        channel_mean=spec.channel_mean or info.channel_mean,
+        channel_std=spec.channel_std or info.channel_std,
+    )
