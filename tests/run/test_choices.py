@@ -11,14 +11,14 @@ from headrace.config.load import to_saved
 from headrace.engine.visible import Visible
 from headrace.reference.entrance import from_saved, override, resolve
 from headrace.run import choices, design
-from headrace.run.choices import (
+from headrace.run.choice_rules import (
     choose_batch,
     choose_epochs,
     choose_rate,
     choose_short_rate,
     choose_statistics_momentum,
-    settle,
 )
+from headrace.run.choices import settle
 from headrace.run.design import design_run
 from headrace.run.fit import resume, train
 
