@@ -36,7 +36,7 @@ REFUSED: tuple[tuple[Mapping[str, Any], str, Mapping[str, Any]], ...] = (
         {"half_type": "bfloat16", "precision": "16.32"},
     ),
     ({"stochastic_rounding": True}, r"stochastic_rounding .* no effect on 32-bit weights .*16.16", {}),
-    ({"loss_scaling_params": {"initial": 4}}, r"is for dynamic loss scaling only.*--loss-scaling dynamic", {}),
+    ({"loss_scaling_params": {"initial": 4}}, r"is for a loss scale that changes.*--loss-scaling dynamic", {}),
     ({"mixup_switch_prob": 0.5}, r"mixup_switch_prob 0.5 .* no effect without mixup_alpha and cutmix", {}),
     (
         {"mixup_switch_prob": 0.5, "mixup_alpha": 0.2},

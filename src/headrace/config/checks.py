@@ -212,11 +212,12 @@ def _check_mappings(facts: Facts) -> None:
     """Check the keys inside the options that are mappings, and say where a wrong one was written."""
     config = facts.config
     learning = config.learning
+    loss_scale = config.numerics.loss_scaling if isinstance(config.numerics.loss_scaling, str) else "dynamic"
     mappings: list[tuple[str, str, str | None, dict[str, Any] | None]] = [
         ("optimizer_params", "optimizer", learning.optimizer, learning.optimizer_params),
         ("lr_schedule_params", "lr_schedule", learning.lr_schedule, learning.lr_schedule_params),
         ("lr_warmup_params", "lr_warmup", None, learning.lr_warmup_params),
-        ("loss_scaling_params", "loss_scaling", "dynamic", config.numerics.loss_scaling_params),
+        ("loss_scaling_params", "loss_scaling", loss_scale, config.numerics.loss_scaling_params),
         ("norm_layer", "norm_layer", None, config.model.norm_layer),
     ]
     for option, kind, name, given in mappings:

@@ -4,14 +4,16 @@ Each variant is a row of keys with kind, limit and default. `complete` checks a 
 defaults, both for the checks before a run and for the code that uses it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.rows.curves import CURVES
+from headrace.rows.curves import CURVES, rising
+from headrace.rows.curves import NUMBERS as FACTORS
 from headrace.rows.optimizers import OPTIMIZERS
-from headrace.rows.values import BOOL, INT, REQUIRED, Key, Keys, Kind, above, at_least, fraction
+from headrace.rows.values import BOOL, INT, REQUIRED, Key, Keys, Kind, above, all_positive, at_least, fraction
 
 if TYPE_CHECKING:
     from headrace.config.section_learning import Learning
@@ -43,8 +45,33 @@ LOSS_SCALING_PARAMS: Mapping[str, Keys] = {
             Key(name="backoff_factor", default=0.5, check=lambda x: "" if 0 < x < 1 else "must be between 0 and 1"),
             Key(name="max", default=2.0**24, check=above(0)),
         )
-    )
+    ),
+    "stepped": Keys(
+        params=(
+            Key(name="boundaries", kind=FACTORS, check=rising),  # epochs; a factor holds up to its boundary
+            Key(name="values", kind=FACTORS, check=lambda value: all_positive(tuple(value))),
+        )
+    ),
+    "doubling": Keys(params=(Key(name="initial", check=above(0)), Key(name="final", check=above(0)))),
 }
+
+
+def _check_loss_scale(name: str | None, params: Mapping[str, Any]) -> None:
+    """Refuse a schedule of the loss scale that cannot be meant."""
+    if name == "stepped" and len(params["values"]) != len(params["boundaries"]) + 1:
+        raise ConfigError(
+            f"loss_scaling_params has {len(params['values'])} values for {len(params['boundaries'])} boundaries.",
+            rule="A stepped loss scale has one value more than boundaries: the first holds up to the first boundary.",
+            remedy=f"Give {len(params['boundaries']) + 1} values.",
+        )
+    doublings = math.log2(params["final"] / params["initial"]) if name == "doubling" else 0.0
+    if doublings < 0 or not doublings.is_integer():
+        raise ConfigError(
+            f"loss_scaling_params doubles from {params['initial']:g} to {params['final']:g}.",
+            rule="final is initial, doubled a whole number of times.",
+            remedy=f"Say final={params['initial'] * 8:g}, or choose --loss-scaling stepped.",
+        )
+
 
 _NAME = Key(name="name", kind=WORD)
 _BN_MOMENTUM = Key(name="momentum", default=None, check=fraction)
@@ -97,6 +124,8 @@ def complete(kind: str, name: str | None, given: Mapping[str, object]) -> dict[s
             result[param.name] = param.default
     if kind == "lr_schedule":
         CURVES[str(name)].check(result)
+    if kind == "loss_scaling":
+        _check_loss_scale(name, result)
     return result
 
 

@@ -52,13 +52,15 @@ class Numerics:
     )
     loss_scaling: float | str = option(
         0.0,
-        "Factor on the loss that keeps small float16 gradients from underflowing; dynamic adapts it, 0 is off.",
+        "Factor on the loss that keeps small float16 gradients from underflowing; dynamic adapts it, stepped and "
+        "doubling change it at given epochs, 0 is off.",
         kind=LOSS_SCALE,
-        check=lambda value: "" if value == "dynamic" else at_least(0)(value),
+        check=lambda value: "" if isinstance(value, str) else at_least(0)(value),
     )
     loss_scaling_params: dict[str, Any] = option(
         {},
-        "Settings of dynamic loss scaling: initial, growth_interval, growth_factor, backoff_factor, max.",
+        "Settings of a loss scale that changes. dynamic: initial, growth_interval, growth_factor, backoff_factor, max; "
+        "stepped: values, and boundaries in epochs; doubling: initial and final, in equal parts of the run.",
     )
     fp_exceptions: bool = option(False, "Find the first layer that produces a non-finite number, and report it.")
     nan_policy: str = option("stop", "What to do about a non-finite loss or gradient.", choices=("stop", "skip"))
@@ -115,9 +117,11 @@ NUMERICS_NOTES = (
     ),
     Remark(
         when=lambda facts: (
-            facts.config.numerics.loss_scaling_params and facts.config.numerics.loss_scaling != "dynamic"
+            facts.config.numerics.loss_scaling_params and not isinstance(facts.config.numerics.loss_scaling, str)
         ),
-        text=lambda facts: f"{facts.describe('loss_scaling_params')} is for dynamic loss scaling only.",
+        text=lambda facts: (
+            f"{facts.describe('loss_scaling_params')} is for a loss scale that changes: dynamic, stepped or doubling."
+        ),
         option="loss_scaling_params",
         remedy="Add --loss-scaling dynamic, or leave loss_scaling_params out.",
     ),

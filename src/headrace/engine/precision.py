@@ -1,18 +1,16 @@
-"""Number formats: of compute, stored weights and accumulators; stochastic rounding to 16 bits; loss scaling.
+"""Number formats: of compute, stored weights and accumulators; stochastic rounding to 16 bits.
 
 `precision` reads compute.update. Whatever the formats, the update is computed in float32 from the stored weights; with
 16-bit weights the result is rounded back, stochastically or to nearest.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from headrace.config.params import complete
 from headrace.config.schema import Batch, Numerics
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.rng import Seed, bits, name_id, seed_word
@@ -143,51 +141,3 @@ def write_weights(params: PyTree, updates: PyTree, seed: Seed, step: jax.Array |
         return value.astype(precision.weight_dtype)
 
     return map_named(write, params, updates)
-
-
-# Loss scaling keeps 16-bit gradients inside their range by a factor on the loss, which is divided out again before the
-# update. A static factor stays. A dynamic one grows after a number of good steps and shrinks at a step whose gradients
-# are not finite; that step changes no weight and is counted as skipped. The state is part of the checkpoint.
-LossScale = dict[str, jax.Array]
-SMALLEST = 1.0  # with a scale of 1, an overflow is not caused by the scale any more
-
-
-def is_dynamic(numerics: Numerics) -> bool:
-    """Say whether the scale changes during the run."""
-    return numerics.loss_scaling == "dynamic"
-
-
-def _options(numerics: Numerics) -> dict[str, Any]:
-    return complete("loss_scaling", "dynamic", numerics.loss_scaling_params)
-
-
-def init_loss_scale(numerics: Numerics) -> LossScale:
-    """Return the state at the start: `scale`, `good_steps` since it last changed, `skipped` steps of the whole run."""
-    # 1 when it is off: one program for both, and a product with 1 changes no bit.
-    scale = _options(numerics)["initial"] if is_dynamic(numerics) else numerics.loss_scaling or 1.0
-    return {"scale": jnp.float32(scale), "good_steps": jnp.int32(0), "skipped": jnp.int32(0)}
-
-
-def next_loss_scale(state: LossScale, finite: jax.Array | bool, numerics: Numerics) -> LossScale:
-    """Return the state after a step whose gradients were all finite, or were not."""
-    finite = jnp.asarray(finite)
-    # Without dynamic scaling, too: nan_policy skip also skips steps.
-    skipped = state["skipped"] + jnp.where(finite, 0, 1).astype(jnp.int32)
-    if not is_dynamic(numerics):
-        return {**state, "skipped": skipped}
-    options = _options(numerics)
-    good = state["good_steps"] + 1
-    grows = good >= options["growth_interval"]
-    grown = jnp.minimum(state["scale"] * options["growth_factor"], options["max"])
-    shrunk = jnp.maximum(state["scale"] * options["backoff_factor"], SMALLEST)
-    return {
-        "scale": jnp.where(finite, jnp.where(grows, grown, state["scale"]), shrunk).astype(jnp.float32),
-        # From 0 again after growing: the new scale is tried for a whole interval before it grows further.
-        "good_steps": jnp.where(finite & ~grows, good, 0).astype(jnp.int32),
-        "skipped": skipped,
-    }
-
-
-def overflow_expected(state: LossScale, numerics: Numerics) -> jax.Array:
-    """Say whether a gradient that is not finite may be caused by the loss scale: dynamic, and above the smallest."""
-    return (state["scale"] > SMALLEST) & is_dynamic(numerics)

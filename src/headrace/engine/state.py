@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree
 from headrace.engine.devices import host_device, replicated
+from headrace.engine.loss_scale import init_loss_scale
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.optimizer import Update
-from headrace.engine.precision import Precision, init_loss_scale, store_weights
+from headrace.engine.precision import Precision, store_weights
 
 State = dict[str, Any]
 

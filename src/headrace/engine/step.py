@@ -21,11 +21,12 @@ from headrace.core.tree import PyTree, map_named
 from headrace.engine.apply_blocks import apply_blocks
 from headrace.engine.compiler import OptionItems
 from headrace.engine.devices import REPLICA
+from headrace.engine.loss_scale import ScaleSchedule, next_loss_scale, overflow_expected
 from headrace.engine.lr_curve import LrCurve
 from headrace.engine.objective import SUMS
 from headrace.engine.optimizer import Update, global_norm, update_kinds
 from headrace.engine.packing import Packing, make_packing
-from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
+from headrace.engine.precision import Precision, write_weights
 from headrace.engine.state import State, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
@@ -72,6 +73,7 @@ class StepSpec:
     norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float
     ema_decay: float
+    scale_schedule: ScaleSchedule = ()  # of the loss scale
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
     cpu_kernels: str = "auto"
@@ -138,7 +140,7 @@ def finish_step(
         # With dynamic scaling an overflow in the gradients alone is expected, until the scale can fall no further.
         "bad": (~loss_finite | (~finite & ~overflow_expected(state["loss_scale"], spec.numerics))).astype(jnp.float32),
     }
-    loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics)
+    loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics, spec.scale_schedule, state["step"])
     # A skipped step counts, too: the host counts launched steps, and sample order and learning rate follow from the
     # number.
     return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics

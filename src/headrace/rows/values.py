@@ -158,9 +158,12 @@ def read_bytes_text(raw: Any) -> str:
     return str(raw)
 
 
+LOSS_SCALES = ("dynamic", "stepped", "doubling")  # those that change during a run
+
+
 def read_loss_scale(raw: object) -> float | str:
-    """Read a loss scale: a number, or the word dynamic."""
-    return "dynamic" if isinstance(raw, str) and raw.lower() == "dynamic" else read_float(raw)
+    """Read a loss scale: a number, or the word for one that changes."""
+    return raw.lower() if isinstance(raw, str) and raw.lower() in LOSS_SCALES else read_float(raw)
 
 
 def read_class_weights(raw: object) -> tuple[Any, ...]:
@@ -189,7 +192,11 @@ FLOATS = Kind(description="a list of numbers", metavar="X", read=read_floats, ma
 MAPPING = Kind(description="a mapping, KEY=VALUE,KEY=VALUE or JSON", metavar="KEY=VALUE,...", read=read_mapping)
 BYTES = Kind(description="a number of bytes, such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
 REPLICAS = Kind(description="a whole number or the word auto", metavar="N|auto", read=read_replicas)
-LOSS_SCALE = Kind(description="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
+LOSS_SCALE = Kind(
+    description=f"a number or one of the words {', '.join(LOSS_SCALES)}",
+    metavar=f"X|{'|'.join(LOSS_SCALES)}",
+    read=read_loss_scale,
+)
 CLASS_WEIGHTS = Kind(
     description="the word balanced or a number for each class", metavar="X|balanced", read=read_class_weights, many=True
 )

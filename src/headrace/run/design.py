@@ -21,6 +21,7 @@ from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_data
 from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weights
 from headrace.data.sets.subset import first_samples
 from headrace.engine.compiler import decide
+from headrace.engine.loss_scale import ScaleSchedule, resumed_loss_scale, scale_schedule
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import CustomObjective, LossFunction, binary_cross_entropy
 from headrace.engine.optimizer import Update, make_optimizer
@@ -38,7 +39,7 @@ from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.reference.entrance import override
 from headrace.rows.metrics import METRICS, TOP1
-from headrace.rows.row import Metric
+from headrace.rows.row import Metric, Span
 from headrace.run.callbacks import Callback, Callbacks, callbacks_of
 from headrace.run.custom_functions import (
     AugmentFunction,
@@ -125,6 +126,17 @@ class Design:
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
     custom: CustomParts = NOTHING
+
+    @property
+    def scale_schedule(self) -> ScaleSchedule:
+        """The factors of a loss scale that follows the epochs."""
+        steps, batch = self.plan.steps, self.plan.batch
+        span = Span(
+            global_batch_size=batch.global_batch_size,
+            updates_per_epoch=steps.updates_per_epoch,
+            num_epochs=steps.num_epochs,
+        )
+        return scale_schedule(self.config.numerics, span)
 
     @property
     def compiler(self) -> Compiler:
@@ -256,7 +268,14 @@ def starting_state(design: Design, weights: tuple[PyTree, PyTree] | None = None)
     config = design.config
     weights = weights or design.network.init(config.run.seed)
     ema = config.learning.ema_decay > 0
-    return state_from(design.optimizer, design.precision, config.numerics, weights, ema=ema)
+    state = state_from(design.optimizer, design.precision, config.numerics, weights, ema=ema)
+    return with_scale_of(design, state, 0)
+
+
+def with_scale_of(design: Design, state: State, step: int) -> State:
+    """Return a state at the beginning of `step` with the loss scale that the options of now say."""
+    scale = resumed_loss_scale(state["loss_scale"], step, design.config.numerics, design.scale_schedule)
+    return {**state, "loss_scale": scale}
 
 
 def given_facts(design: Design) -> dict[str, Any]:

@@ -58,6 +58,7 @@ from headrace.run.design import (
     with_batch_of,
     with_chosen_decoding,
     with_replicas,
+    with_scale_of,
 )
 from headrace.run.directory import (
     RunDirectory,
@@ -398,6 +399,7 @@ def _first_state(prepared: _Prepared) -> State:
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
         state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
+        state = with_scale_of(design, state, restored.step)  # an option that may be changed, unlike a dynamic scale
     return group.broadcast_arrays(state)
 
 

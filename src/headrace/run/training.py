@@ -219,6 +219,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,
         ema_decay=config.learning.ema_decay,
+        scale_schedule=design.scale_schedule,
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
         recompute_points=design.plan.recompute_points,
         cpu_kernels=config.compiler.cpu_kernels,

@@ -4,8 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from headrace.config.params import complete
 from headrace.config.schema import Numerics
-from headrace.engine.precision import init_loss_scale, next_loss_scale, overflow_expected
+from headrace.core.errors import ConfigError
+from headrace.engine.loss_scale import (
+    init_loss_scale,
+    next_loss_scale,
+    overflow_expected,
+    resumed_loss_scale,
+    scale_schedule,
+)
+from headrace.rows.row import Span
 
 PARAMS = {"initial": 8.0, "growth_interval": 3, "growth_factor": 4.0, "backoff_factor": 0.5, "max": 64.0}
 
@@ -74,6 +83,69 @@ def test_state_keeps_its_types_through_a_scan():
         "good_steps": jnp.int32,
         "skipped": jnp.int32,
     }
+
+
+def doubling(initial: float, final: float) -> Numerics:
+    return Numerics(loss_scaling="doubling", loss_scaling_params={"initial": initial, "final": final})
+
+
+def by_hand(numerics: Numerics, span: Span) -> list[float]:
+    """Return the scale of every step of a run, as the state goes through it."""
+    schedule = scale_schedule(numerics, span)
+    after = jax.jit(lambda state, step: next_loss_scale(state, True, numerics, schedule, step))
+    state, seen = resumed_loss_scale(init_loss_scale(numerics), 0, numerics, schedule), []
+    for step in range(span.num_epochs * span.updates_per_epoch):
+        seen.append(float(state["scale"]))
+        state = after(state, step)
+    return seen
+
+
+def test_doubling_fills_equal_parts_of_the_run():
+    """16 to 128 in 100 epochs: 16 in the first 25, then 32, 64 and 128, as the reference's ramp has it."""
+    span = Span(global_batch_size=8, updates_per_epoch=2, num_epochs=100)
+    assert by_hand(doubling(16, 128), span) == [16.0] * 50 + [32.0] * 50 + [64.0] * 50 + [128.0] * 50
+    odd = Span(global_batch_size=8, updates_per_epoch=7, num_epochs=1)  # parts begin at floor(k x 7 / 3)
+    assert by_hand(doubling(1, 4), odd) == [1, 1, 2, 2, 4, 4, 4]
+    assert by_hand(doubling(4, 4), odd) == [4] * 7
+    short = Span(global_batch_size=8, updates_per_epoch=2, num_epochs=1)  # fewer steps than parts
+    assert by_hand(doubling(1, 8), short) == [2, 8]
+
+
+def test_stepped_changes_at_its_epochs():
+    numerics = Numerics(loss_scaling="stepped", loss_scaling_params={"values": [8, 2, 32], "boundaries": [1, 2.5]})
+    span = Span(global_batch_size=8, updates_per_epoch=4, num_epochs=4)
+    assert by_hand(numerics, span) == [8] * 4 + [2] * 6 + [32] * 6
+
+
+def test_a_resumed_scale_is_that_of_the_options():
+    span = Span(global_batch_size=8, updates_per_epoch=10, num_epochs=4)
+    saved = {"scale": jnp.float32(5), "good_steps": jnp.int32(2), "skipped": jnp.int32(1)}
+
+    def resumed(numerics: Numerics, step: int) -> float:
+        found = resumed_loss_scale(saved, step, numerics, scale_schedule(numerics, span))
+        assert (int(found["good_steps"]), int(found["skipped"])) == (2, 1)
+        return float(found["scale"])
+
+    assert [resumed(doubling(1, 8), step) for step in (9, 10, 29, 30)] == [1, 2, 4, 8]
+    assert resumed(Numerics(loss_scaling=64.0), 10) == 64
+    assert resumed(Numerics(), 10) == 1
+    assert resumed(Numerics(loss_scaling="dynamic"), 10) == 5, "it follows the run, not the options"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("stepped", {"values": [1, 2], "boundaries": [1, 2]}, "2 values for 2 boundaries"),
+        ("stepped", {"values": [0, 2], "boundaries": [1]}, "more than 0"),
+        ("stepped", {"values": [1, 2, 3], "boundaries": [2, 1]}, "must rise"),
+        ("stepped", {}, "lacks boundaries, values"),
+        ("doubling", {"initial": 16, "final": 100}, "doubled a whole number of times"),
+        ("doubling", {"initial": 16, "final": 8}, "doubled a whole number of times"),
+    ],
+)
+def test_schedules_that_cannot_be_meant_are_refused(name, params, said):
+    with pytest.raises(ConfigError, match=said):
+        complete("loss_scaling", name, params)
 
 
 def test_scaling_saves_float16_gradients_and_cancels():
