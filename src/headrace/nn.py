@@ -12,6 +12,7 @@ from headrace.model.gates import Dropout, DropPath, LayerScale, SqueezeExcite
 from headrace.model.initial import Normal, VarianceScaling
 from headrace.model.layers import (
     AveragePool,
+    BlurPool,
     Conv,
     Dense,
     Flatten,
@@ -29,6 +30,7 @@ from headrace.model.norm import LayerNorm, Norm, NormSpec
 __all__ = [
     "Activation",
     "AveragePool",
+    "BlurPool",
     "Chain",
     "Concat",
     "Conv",

@@ -56,6 +56,7 @@ NETWORKS = [
     ("cifar_resnet8", {}),
     ("cifar_resnet8", {"norm_layer": {"name": "group_norm", "num_groups": 4}}),
     ("cifar_resnet8", {"norm_layer": {"name": "group_norm", "num_groups": 4}, "group_order": "strided"}),
+    ("cifar_resnet8", {"stem": "deep", "downsample": "blur", "activation": "mish"}),
     ("cifar_fastnet", {}),
     pytest.param("cifar_resnet8", {"groups": 4, "proxy_norm": True}, marks=pytest.mark.slow),
     pytest.param("resnet18", {"model_dialect": "torchvision"}, marks=pytest.mark.slow),

@@ -56,6 +56,7 @@ FAMILIES: Mapping[str, Family] = {
     "toy_model": Family(sizes=("", ""), groups=(4, 4)),
 }
 
+_RESIDUAL = ("resnet", "resnext", "seresnet", "seresnext")
 # option -> the families it concerns
 OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convolution_groups": ("resnext", "seresnext"),
@@ -66,17 +67,17 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "depth_coefficient": ("efficientnet",),
     "depth_divisor": ("efficientnet",),
     "dropout_rate": ("efficientnet", "mobilenet", "squeezenet", "vgg"),
-    "block_survival_prob": ("resnet", "resnext", "seresnet", "seresnext", "efficientnet", "convnext"),
-    "activation": ("resnet", "resnext", "seresnet", "seresnext"),
+    "block_survival_prob": (*_RESIDUAL, "efficientnet", "convnext"),
+    "activation": _RESIDUAL,
     "use_relu": ("efficientnet",),
     "se": ("efficientnet",),
     "top_width": ("efficientnet", "mobilenet"),
     "use_bypass": ("squeezenet",),
-    "shortcut": ("resnet",),
-    "model_dialect": (
-        *("resnet", "resnext", "seresnet", "seresnext", "efficientnet", "mobilenet", "convnext", "regnet", "densenet"),
-        "vgg",
-    ),
+    "shortcut": _RESIDUAL,
+    "stem": _RESIDUAL,
+    "downsample": _RESIDUAL,
+    "zero_init_residual": _RESIDUAL,
+    "model_dialect": (*_RESIDUAL, "efficientnet", "mobilenet", "convnext", "regnet", "densenet", "vgg"),
 }
 
 # what says the norm of a network

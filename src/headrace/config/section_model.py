@@ -88,9 +88,26 @@ class Model:
     )
     shortcut: str = option(
         "auto",
-        "Shortcut of a basic ResNet unit that changes shape: zero channels at the end or on both sides, or a 1x1 "
-        "convolution.",
-        choices=("auto", "pad-end", "pad-both", "projection"),
+        "Shortcut of a ResNet unit that changes shape: a 1x1 convolution (projection), the mean of 2x2 pixels before "
+        "it (pool), or, in basic units, zero channels at the end or on both sides.",
+        choices=("auto", "pad-end", "pad-both", "projection", "pool"),
+    )
+    stem: str | None = option(
+        None,
+        "First layers of a ResNet: a 7x7 convolution (imagenet) or three 3x3 ones (deep), each with stride 2 and a "
+        "pool, or one 3x3 at full size (cifar); unset means the network's own.",
+        choices=("imagenet", "deep", "cifar"),
+    )
+    downsample: str = option(
+        "stride",
+        "How ResNet units and stems halve an image: every second pixel of a convolution (stride), blurred by 1 2 1 "
+        "before (blur), or the blurred maximum of 2x2 pixels before the unit (max-blur).",
+        choices=("stride", "blur", "max-blur"),
+    )
+    zero_init_residual: bool | None = option(
+        None,
+        "Start every ResNet unit as its shortcut, with 0 as the scale of its last norm; unset means bottleneck units "
+        "without a convolution in the shortcut.",
     )
     convolution_groups: int | None = option(
         None, "Groups of a ResNeXt's 3x3 convolutions, its cardinality; unset means 32.", check=at_least(1)

@@ -212,6 +212,22 @@ class AveragePool(_Pool):
         return ops.average_pool(x, self.window, self.stride, self.padding), {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlurPool(WithoutParameters):
+    """Every `stride`-th pixel of the image filtered with weights 1 2 1 / 4 down and across, mirrored at the edge."""
+
+    stride: int = 2
+
+    def shape(self, hwc: Shape) -> Shape:
+        return -(-hwc[0] // self.stride), -(-hwc[1] // self.stride), hwc[2]
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        return ops.blur_pool(x, self.stride), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        return Cost(activation_elements=math.prod(self.shape(hwc)))
+
+
 @dataclass(frozen=True)
 class ResizeByAverage(WithoutParameters):
     """Means of `size` x `size` cells, whatever the size of the image; a small image's pixels are repeated."""

@@ -26,10 +26,27 @@ from headrace.ops.normalization import (
     group_norm,
     layer_norm,
 )
-from headrace.ops.pool import Windows, average_pool, global_average_pool, materialised, max_pool, resize_by_average
+from headrace.ops.pool import (
+    Windows,
+    average_pool,
+    blur_pool,
+    global_average_pool,
+    materialised,
+    max_pool,
+    resize_by_average,
+)
 from headrace.ops.tracing import collecting, multiplying, using, weights_are_constant
 
-__all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "collecting", "conv2d", "dense"]
+__all__ = [
+    "Groups",
+    "average_pool",
+    "batch_norm_eval",
+    "batch_norm_train",
+    "blur_pool",
+    "collecting",
+    "conv2d",
+    "dense",
+]
 __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_swish", "layer_norm", "materialised"]
 __all__ += ["max_pool", "mish", "relu", "relu6", "resize_by_average", "sigmoid", "swish", "using"]
 __all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window", "uses_kernels"]

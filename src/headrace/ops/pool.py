@@ -207,6 +207,22 @@ def average_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VA
     return (total(x_NHWC.astype(jnp.float32)) / counts).astype(x_NHWC.dtype)
 
 
+def blur_pool(x_NHWC: Array, stride: int) -> Array:
+    """Average each 3x3 neighbourhood with weights 1 2 1 down and across, with sums in float32; keep every stride-th.
+
+    The pixels at the edge are mirrored: the one before the first is the second.
+    """
+    y = x_NHWC.astype(jnp.float32)
+    for axis in (1, 2):
+        size = y.shape[axis]
+        around = [(1, 1) if each == axis else (0, 0) for each in range(4)]
+        # One pixel has no second one to mirror.
+        padded = jnp.pad(y, around, mode="reflect" if size > 1 else "edge")
+        before, middle, after = (lax.slice_in_dim(padded, i, i + size, stride, axis) for i in range(3))
+        y = (before + after) / 4 + middle / 2
+    return y.astype(x_NHWC.dtype)
+
+
 def share_matrix(pixels: int, cells: int) -> np.ndarray:
     """Return the weights [cells, pixels] that average pixels into a number of cells of nearly equal size.
 

@@ -92,6 +92,17 @@ def _average_pool(graph: Graph, layer: layers.AveragePool, trees: Trees, hwc: Sh
     return graph.node("AveragePool", [x], count_include_pad=0, **shape)
 
 
+def _blur_pool(graph: Graph, layer: layers.BlurPool, trees: Trees, hwc: Shape, x: str) -> str:
+    around = [int(size > 1) for size in hwc[:2]]
+    mirrored = graph.node("Pad", [x, graph.constant(np.array([0, 0, *around] * 2))], mode="reflect")
+    # A side of one pixel cannot be mirrored: all three weights are its own.
+    sides = (np.array([1, 2, 1], np.float32) / 4 if each else np.ones(1, np.float32) for each in around)
+    weights = np.multiply.outer(*sides)
+    kernel = graph.constant(np.tile(weights, (hwc[2], 1, 1, 1)))
+    shape = {"kernel_shape": list(weights.shape), "strides": [layer.stride] * 2}
+    return graph.node("Conv", [mirrored, kernel], group=hwc[2], **shape)
+
+
 def _resize(graph: Graph, layer: layers.ResizeByAverage, trees: Trees, hwc: Shape, x: str) -> str:
     if hwc[:2] == (layer.size, layer.size):
         return x
@@ -221,6 +232,7 @@ LAYERS: dict[type, Write] = {
     layers.Relu: lambda graph, layer, trees, hwc, x: _activation(graph, "relu", x),
     layers.MaxPool: _max_pool,
     layers.AveragePool: _average_pool,
+    layers.BlurPool: _blur_pool,
     layers.ResizeByAverage: _resize,
     layers.GlobalAveragePool: _mean,
     layers.Flatten: _flatten,

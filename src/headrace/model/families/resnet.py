@@ -13,7 +13,7 @@ from headrace.model.build_options import BuildOptions, near_multiple
 from headrace.model.composite import Chain, Named, Residual, SubsampleShortcut
 from headrace.model.gates import DropPath, SqueezeExcite
 from headrace.model.initial import GLOROT_UNIFORM
-from headrace.model.layers import AveragePool, Conv, Dense, GlobalAveragePool, MaxPool
+from headrace.model.layers import AveragePool, BlurPool, Conv, Dense, GlobalAveragePool, MaxPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,11 @@ class UnitSpec:
     width: int
     stride: int
     first: bool
+
+    @property
+    def grows(self) -> bool:
+        """Say whether the unit has a wider output than input, and a smaller one, if nothing before it does that."""
+        return self.first and self.group > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +49,17 @@ class ResNet:
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         self._check_options(build)
         width = 64 if self.stem != "cifar" or build.options.widenet else 16
-        blocks = list(_cifar_stem(width, build) if self.stem == "cifar" else _imagenet_stem(self.stem == "deep", build))
+        stem = build.options.stem or self.stem
+        blocks = list(_cifar_stem(width, build) if stem == "cifar" else _imagenet_stem(stem == "deep", width, build))
         dropped = 1 - (1.0 if build.options.block_survival_prob is None else build.options.block_survival_prob)
         for group, count in enumerate(self.units):
             for i in range(count):
                 first = i == 0
                 unit = UnitSpec(group=group, width=width << group, stride=2 if group and first else 1, first=first)
                 name = f"conv{group + 2}_block{i + 1}"
+                if unit.stride > 1 and build.options.downsample == "max-blur":
+                    blocks.append((f"{name}_pool", _max_blur()))
+                    unit = replace(unit, stride=1)
                 # 0 at the first unit, 1 at the last
                 depth = (sum(self.units[:group]) + i) / max(sum(self.units) - 1, 1)
                 residual = _with_drop(self._unit(unit, build), 1 - dropped * depth)
@@ -88,7 +97,10 @@ class ResNet:
             channels = unit.width * (4 if self.unit == "bottleneck" else 1)
             squeeze = SqueezeExcite(width=near_multiple(channels / 16, least=0.0), activation="relu")
             found = replace(found, body=Chain((*found.body.layers, ("se", squeeze))))
-        if self.stem == "deep" and unit.stride > 1:
+        if unit.stride > 1 and build.options.downsample == "blur":
+            found = replace(found, body=_blurred(found.body))
+        pools = build.options.shortcut == "pool" or (build.options.shortcut == "auto" and self.stem == "deep")
+        if pools and unit.stride > 1:
             (name, conv), *rest = found.shortcut.layers
             assert isinstance(conv, Conv)
             halved = ("0_pool", AveragePool(window=2, stride=2, padding="SAME")), (name, replace(conv, stride=1))
@@ -119,6 +131,38 @@ class ResNet:
                 remedy="Omit shortcut, or choose a network with basic units, such as cifar_resnet56.",
             )
 
+        if build.options.shortcut == "pool" and build.options.downsample == "max-blur":
+            raise ConfigError(
+                f"shortcut is pool and downsample is max-blur for {build.variant.name}.",
+                rule="max-blur halves an image before the unit, so that its shortcut has nothing left to average.",
+                remedy="Leave one of them out, or take downsample blur.",
+            )
+        if build.options.zero_init_residual is not None and build.norm.kind == "none":
+            raise ConfigError(
+                f"zero_init_residual is {'on' if build.options.zero_init_residual else 'off'} without norms.",
+                rule="It is about the scale of a unit's last norm.",
+                remedy="Leave zero_init_residual out, or choose a norm.",
+            )
+
+
+def _max_blur() -> Chain:
+    """Return the largest of 2x2 pixels, blurred and halved."""
+    return Chain((("pool", MaxPool(window=2, stride=1, padding="SAME")), ("blur", BlurPool())))
+
+
+def _blurred(body: Chain) -> Chain:
+    """Return a unit's body with its stride in a blur, after the norm and activation that follow the convolution."""
+    found = ((i, layer) for i, (_, layer) in enumerate(body.layers) if isinstance(layer, Conv) and layer.stride > 1)
+    ((at, conv),) = found
+    whole, blur = (body.layers[at][0], replace(conv, stride=1)), ("blur", BlurPool(stride=conv.stride))
+    return Chain((*body.layers[:at], whole, *body.layers[at + 1 : at + 3], blur, *body.layers[at + 3 :]))
+
+
+def _last_gamma(build: BuildOptions, usual: float) -> float:
+    """Return the scale that a unit's last norm starts with."""
+    zero = build.options.zero_init_residual
+    return usual if zero is None else 1.0 - zero
+
 
 def _with_drop(unit: Residual, survival: float) -> Residual:
     """Return a unit whose branch is dropped at random in training (stochastic depth)."""
@@ -143,7 +187,7 @@ def _projection(unit: UnitSpec, channels: int, build: BuildOptions) -> Chain:
 def _basic_unit(unit: UnitSpec, build: BuildOptions) -> Residual:
     body = (
         *conv_norm_relu("1", build.conv(unit.width, stride=unit.stride), build),
-        *conv_norm("2", build.conv(unit.width), build),
+        *conv_norm("2", build.conv(unit.width), build, _last_gamma(build, 1.0)),
     )
     chosen = build.options.shortcut
     if chosen in ("pad-end", "pad-both"):
@@ -153,52 +197,58 @@ def _basic_unit(unit: UnitSpec, build: BuildOptions) -> Residual:
 
 
 def _bottleneck_unit(inner: Conv, unit: UnitSpec, build: BuildOptions) -> Residual:
-    """Return a unit; with an identity shortcut it starts as the identity (its last gamma is 0)."""
+    """Return a unit; with an identity shortcut it usually starts as the identity (its last gamma is 0)."""
     stride = unit.stride if build.dialect.strides_first else 1
     body = (
         *conv_norm_relu("1", build.conv(inner.channels, kernel=1, stride=stride), build),
         *conv_norm_relu("2", inner, build),
-        *conv_norm("3", build.conv(4 * unit.width, kernel=1), build, 1.0 if unit.first else 0.0),
+        *conv_norm("3", build.conv(4 * unit.width, kernel=1), build, _last_gamma(build, 1.0 if unit.first else 0.0)),
     )
     return Residual(body=Chain(body), shortcut=_projection(unit, 4 * unit.width, build))
 
 
 def _cifar_unit(unit: UnitSpec, build: BuildOptions) -> Residual:
     conv1, *rest = conv_norm_relu("layer1", build.conv(unit.width, stride=unit.stride), build)
-    halves = unit.stride > 1
     body = (
-        ("layer1_conv_ds" if halves else "layer1_conv", conv1[1]),
+        ("layer1_conv_ds" if unit.grows else "layer1_conv", conv1[1]),
         *rest,
-        *conv_norm("layer2", build.conv(unit.width), build),
+        *conv_norm("layer2", build.conv(unit.width), build, _last_gamma(build, 1.0)),
     )
     chosen = build.dialect.shortcut if build.options.shortcut == "auto" else build.options.shortcut
-    if chosen == "projection":
+    if chosen in ("projection", "pool"):
         conv = build.conv(unit.width, kernel=1, stride=unit.stride)
-        shortcut = Chain(conv_norm("shortcut", conv, build) if halves else ())
+        shortcut = Chain(conv_norm("shortcut", conv, build) if unit.grows else ())
     else:
         shortcut = _padded(unit, chosen == "pad-both")
     return Residual(body=Chain(body), shortcut=shortcut)
 
 
 def _padded(unit: UnitSpec, both_sides: bool) -> Chain:
-    """Return the shortcut without parameters (option A); the identity if the stride is 1."""
-    if unit.stride == 1:
+    """Return the shortcut without parameters (option A); the identity if the shape stays."""
+    if not unit.grows:
         return Chain()
-    return Chain((("shortcut", SubsampleShortcut(channels=unit.width, both_sides=both_sides)),))
+    shortcut = SubsampleShortcut(channels=unit.width, stride=unit.stride, both_sides=both_sides)
+    return Chain((("shortcut", shortcut),))
 
 
-def _imagenet_stem(deep: bool, build: BuildOptions) -> tuple[Named, ...]:
+def _imagenet_stem(deep: bool, width: int, build: BuildOptions) -> tuple[Named, ...]:
     """Return a 7x7/2 convolution, or three 3x3 ones, and a 3x3/2 max pool, padded equally on all sides.
 
     The reference pads the pool with zeros, which is equivalent to ignoring padding as the relu leaves no negatives.
     """
-    conv = Conv(channels=64, kernel=7, stride=2, padding=build.padding(7, symmetric=True), initial=GLOROT_UNIFORM)
+    conv = Conv(channels=width, kernel=7, stride=2, padding=build.padding(7, symmetric=True), initial=GLOROT_UNIFORM)
     layers = (("conv", conv), *build.norm_act("", "relu", build.activation))
     if deep:
-        convs = enumerate((build.conv(32, stride=2), build.conv(32), build.conv(64)), start=1)
+        half = width // 2
+        convs = enumerate((build.conv(half, stride=2), build.conv(half), build.conv(width)), start=1)
         layers = tuple(layer for number, conv in convs for layer in conv_norm_relu(str(number), conv, build))
     pool = MaxPool(window=3, stride=2, padding=build.padding(3, symmetric=True))
-    return ("conv1", Chain(layers)), ("pool1", Chain((("pool", pool),)))
+    pools = {
+        "stride": Chain((("pool", pool),)),
+        "blur": Chain((("pool", replace(pool, stride=1)), ("blur", BlurPool()))),
+        "max-blur": _max_blur(),
+    }
+    return ("conv1", Chain(layers)), ("pool1", pools[build.options.downsample])
 
 
 def _cifar_stem(width: int, build: BuildOptions) -> tuple[Named, ...]:
