@@ -92,7 +92,7 @@ def export_arrays(options: dict[str, Any], to: Path) -> str:
     import numpy as np
 
     from headrace.data.dataset import open_dataset
-    from headrace.reference.entrance import config_from
+    from headrace_reference.entrance import config_from
 
     opened = open_dataset(config_from(options).data, 0)
     parts = {"mean": np.array(opened.info.channel_mean), "std": np.array(opened.info.channel_std)}

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from headrace.config.schema import Config
 from headrace.engine import kept_programs, stored_programs
 from headrace.engine.devices import use_compilation_cache
-from headrace.reference.entrance import config_from
+from headrace_reference.entrance import config_from
 from tests.fork_server import load_few_dialects
 
 # Most of the suite's time is XLA compiling small programs, so they are compiled plainly: a third of the processor time

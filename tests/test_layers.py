@@ -10,7 +10,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # A package may import those left of it. Telemetry and checkpoint are side by side and do not import each other.
 ROW = (
     *("native", "core", "job", "rows", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
-    *(("telemetry", "checkpoint"), "report", "reference", "run", "cli"),
+    *(("telemetry", "checkpoint"), "report", "run", "cli"),
 )
 
 # Reading options and printing help must not wait for these.
@@ -38,7 +38,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 
 def imported(path: Path, nodes: list[ast.AST]) -> list[tuple[int, str]]:
     """Return (line, absolute module name) of each import among the nodes."""
-    package = ("headrace", *path.relative_to(SRC).parent.parts)
+    package = path.relative_to(SRC.parent).parent.parts
     found = []
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -67,7 +67,7 @@ def when_imported(tree: ast.Module) -> list[ast.AST]:
 
 
 def name_of(path: Path) -> str:
-    return path.relative_to(SRC).as_posix()
+    return path.relative_to(SRC.parent).as_posix()
 
 
 def test_the_row_names_every_room():
@@ -118,11 +118,11 @@ def reached_when_imported(start: list[Path]) -> dict[str, str]:
         done.add(path)
         for _, module in imported(path, when_imported(tree_of(path))):
             parts = module.split(".")
-            if parts[0] != "headrace":
+            if parts[0] not in ("headrace", "headrace_reference"):
                 outside.setdefault(parts[0], name_of(path))
                 continue
             for depth in range(len(parts)):  # importing a.b.c runs a, a.b and a.b.c
-                stem = SRC.joinpath(*parts[1 : depth + 1])
+                stem = SRC.parent.joinpath(*parts[: depth + 1])
                 waiting += [p for p in (stem / "__init__.py", stem.with_suffix(".py")) if p.is_file()]
     return outside
 
@@ -130,7 +130,7 @@ def reached_when_imported(start: list[Path]) -> dict[str, str]:
 def test_options_and_command_line_are_read_without_slow_imports():
     """`headrace --help` answers at once: config, core.errors, core.units and every command import lazily."""
     start = [SRC / "core" / "errors.py", SRC / "core" / "units.py", *(SRC / "config").glob("*.py")]
-    start += (SRC / "reference").glob("*.py")
+    start += (SRC.parent / "headrace_reference").glob("*.py")
     start += (SRC / "cli").glob("*.py")
     slow = {package: by for package, by in reached_when_imported(start).items() if package in SLOW_IMPORTS}
     assert not slow

@@ -87,7 +87,7 @@ def test_the_sdist_holds_every_file_of_the_repository(sdist):
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert not {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/")} - packed
-    assert all(name.startswith(("headrace/", "headrace-")) for name in packed)
+    assert all(name.startswith(("headrace/", "headrace_reference/", "headrace-")) for name in packed)
 
 
 KERNELS = sorted(f"headrace/native/{path.name}" for path in Path(library.__file__).parent.glob(f"kernels*{SUFFIX}"))

@@ -17,7 +17,7 @@ from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
-from headrace.reference.entrance import without_recipe
+from headrace_reference.entrance import without_recipe
 from tests.seeds.reading import (
     NOT_OURS,
     SeedCommand,

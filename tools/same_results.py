@@ -15,6 +15,7 @@ commands and by `headrace.build_network`, which stay when files move:
 
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -54,12 +55,20 @@ def texts_of(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str, sort_keys=True))
 
 
+def _moved(name: str) -> Any:
+    """Return a function that is in another file in older trees: the oldest first, as this one's package may be seen."""
+    for place in ("headrace.reference.entrance", "headrace_reference.entrance"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return getattr(importlib.import_module(place), name)
+    raise ModuleNotFoundError(name)
+
+
 def options() -> Iterator[tuple[str, Any]]:
     """Yield what each set of options resolves to."""
+    from headrace.config.load import to_flat
     from headrace.core.errors import HeadraceError
-    from headrace.reference.entrance import resolve
 
-    from headrace.config.load import to_flat  # isort: skip
+    resolve = _moved("resolve")
 
     for line in CASES.read_text().splitlines():
         case = json.loads(line)
@@ -75,9 +84,8 @@ def options() -> Iterator[tuple[str, Any]]:
 def plans() -> Iterator[tuple[str, Any]]:
     """Yield the plan of every recipe."""
     from headrace.cli.main import main
-    from headrace.reference.entrance import named_blocks
 
-    for name in named_blocks(None):
+    for name in _moved("named_blocks")(None):
         out, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             code = main(["plan", "--config", name, "--json"])

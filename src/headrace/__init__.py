@@ -16,7 +16,7 @@ _HOME = {
     "load_checkpoint": "headrace.checkpoint.store:load",
     "newest_checkpoint": "headrace.checkpoint.store:newest_good",
     "verify_checkpoint": "headrace.checkpoint.store:verify",
-    "config_from": "headrace.reference.entrance",
+    "config_from": "headrace_reference.entrance",
     "Config": "headrace.config.schema",
     "CheckpointError": "headrace.core.errors",
     "ConfigError": "headrace.core.errors",
@@ -135,7 +135,6 @@ if TYPE_CHECKING:
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
-    from headrace.reference.entrance import config_from
     from headrace.report.curve_svg import draw_run
     from headrace.rows.row import Metric
     from headrace.run.callbacks import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
@@ -145,6 +144,7 @@ if TYPE_CHECKING:
     from headrace.run.run_result import RunResult
     from headrace.run.validation import validate
     from headrace.telemetry.records import read_records
+    from headrace_reference.entrance import config_from
 
 
 def __getattr__(name: str) -> "Any":

@@ -7,8 +7,8 @@ from headrace.cli.help_screens import REFERENCE_GROUP, SCREENS
 from headrace.cli.main import main
 from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
-from headrace.reference.entrance import known_options
 from headrace.run.restored import _FIXED
+from headrace_reference.entrance import known_options
 
 
 @pytest.fixture

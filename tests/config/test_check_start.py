@@ -10,7 +10,7 @@ import headrace
 from headrace.cli.main import main
 from headrace.config.checks import check_start
 from headrace.core.errors import ConfigError
-from headrace.reference.entrance import override, resolve, resolve_code
+from headrace_reference.entrance import override, resolve, resolve_code
 
 HALF = {"precision": "16.32", "half_type": "float16"}
 RAND: dict[str, Any] = {"rand_augment_magnitude": 5.0}

@@ -13,8 +13,8 @@ from headrace.config.field import DEFAULT, Option, Origin
 from headrace.config.load import config_from, from_saved, override, resolve, to_flat, to_saved
 from headrace.config.schema import Config, all_options
 from headrace.core.errors import ConfigError
-from headrace.reference import entrance
 from headrace.rows import values
+from headrace_reference import entrance
 
 FILE = """\
 _base: &base

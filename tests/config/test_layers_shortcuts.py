@@ -7,7 +7,7 @@ import pytest
 from headrace.config.load import Resolved, to_saved
 from headrace.core.errors import ConfigError
 from headrace.engine.lr_curve import make_lr_curve
-from headrace.reference.entrance import config_from, from_saved, override, resolve
+from headrace_reference.entrance import config_from, from_saved, override, resolve
 
 CURVES = {
     "const": {},

@@ -12,8 +12,8 @@ from headrace.cli.main import main
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path, scheme_of
-from headrace.reference.entrance import config_from, resolve
 from headrace.rows.values import PATH
+from headrace_reference.entrance import config_from, resolve
 
 SCHEMES = ("s3://bucket/x", "gs://bucket/x", "hf://datasets/a/b", "az://c/x", "https://host/x", "hf:owner/name")
 

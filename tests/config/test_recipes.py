@@ -7,7 +7,7 @@ import pytest
 from headrace.cli.options import parse
 from headrace.config.load import resolve
 from headrace.config.yaml_blocks import RECIPES, listed, read_blocks
-from headrace.reference.entrance import REFERENCE, named_blocks
+from headrace_reference.entrance import REFERENCE, named_blocks
 
 BLOCKS = named_blocks(None)
 

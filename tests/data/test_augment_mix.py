@@ -23,8 +23,8 @@ from headrace.data.augmentation.mix import (
     mix_of,
     mixup_weights,
 )
-from headrace.reference.entrance import config_from, resolve
 from headrace.run.design import design_run
+from headrace_reference.entrance import config_from, resolve
 
 HW = (12, 20)
 

@@ -13,7 +13,7 @@ from headrace.data.sets import duplicates
 from headrace.data.sets.folder import list_classes, read_folders
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import format_report, verify
-from headrace.reference.entrance import config_from, resolve
+from headrace_reference.entrance import config_from, resolve
 
 from .image_files import encode, smooth, write_classes
 

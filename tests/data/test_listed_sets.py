@@ -19,7 +19,7 @@ from headrace.data.sets import parquet_set
 from headrace.data.sets.image_sets import detect
 from headrace.data.sets.npz_set import read_npz_set
 from headrace.data.verify import verify
-from headrace.reference.entrance import config_from, resolve
+from headrace_reference.entrance import config_from, resolve
 
 from .image_files import encode, smooth, write_classes
 

@@ -12,7 +12,7 @@ from headrace.data.feeding.block_reader import feed_options
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.fetch import fetch
 from headrace.data.feeding.order import StepShape
-from headrace.reference.entrance import config_from, resolve
+from headrace_reference.entrance import config_from, resolve
 
 SHAPE = StepShape(
     seed=7,

@@ -9,7 +9,7 @@ from headrace.core.errors import ConfigError
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.trainable import make_trainable
-from headrace.reference.entrance import config_from, resolve
+from headrace_reference.entrance import config_from, resolve
 
 NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")
 

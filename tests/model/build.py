@@ -15,7 +15,7 @@ from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.model.zoo import build_network
-from headrace.reference.entrance import config_from
+from headrace_reference.entrance import config_from
 
 
 def network(

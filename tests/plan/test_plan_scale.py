@@ -8,8 +8,8 @@ from headrace.cli.plan import main
 from headrace.core.errors import ConfigError
 from headrace.data.sets.subset import first_samples
 from headrace.data.sets.synthetic import Synthetic, SyntheticSource, generated_source
-from headrace.reference.entrance import config_from, resolve
 from headrace.run.design import design_run, scale_to_devices
+from headrace_reference.entrance import config_from, resolve
 
 
 def rows_of(num_devices, **options):

@@ -12,7 +12,7 @@ from headrace.core.units import parse_bytes
 from headrace.data.dataset import describe_dataset
 from headrace.model.zoo import build_network
 from headrace.plan.plan import Plan, make_plan
-from headrace.reference.entrance import named_blocks, resolve
+from headrace_reference.entrance import named_blocks, resolve
 
 # These need image files or splits to be planned.
 NOT_PLANNED = {"images", "mk2_efficientnet_b4_16ipus_base"}

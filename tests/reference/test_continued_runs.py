@@ -14,7 +14,7 @@ from headrace.cli.bench import add_arguments, call_length
 from headrace.cli.options import read_arguments, read_config_arguments, resolve_arguments
 from headrace.config.load import Resolved, to_saved
 from headrace.core.errors import ConfigError
-from headrace.reference.entrance import SCRIPTS, from_saved, override, resolve, without_recipe
+from headrace_reference.entrance import SCRIPTS, from_saved, override, resolve, without_recipe
 from tests.seeds.option_tables import NAMES, example_of
 from tests.seeds.reading import SeedCommand, read_commands, script_words, split_launch, variables
 from tests.seeds.running import tf_config

@@ -12,7 +12,7 @@ import pytest
 import headrace
 from headrace.cli.main import main
 from headrace.config.field import find_option, option_names
-from headrace.reference.entrance import SCRIPTS, known_options
+from headrace_reference.entrance import SCRIPTS, known_options
 from tests.reference.test_checklist import commands
 from tests.seeds.checklist import FOLDER
 from tests.seeds.option_tables import ELSEWHERE, NAMES

@@ -14,8 +14,8 @@ import pytest
 
 from headrace.cli.main import run_script
 from headrace.core.errors import ConfigError
-from headrace.reference.entrance import SCRIPTS, is_finished, take_value
 from headrace.telemetry.records import RunEnd
+from headrace_reference.entrance import SCRIPTS, is_finished, take_value
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu", "efficientnet_CIFAR10_inference_ipu"])

@@ -12,7 +12,7 @@ from headrace.config.load import Resolved, to_saved
 from headrace.config.params import complete
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
-from headrace.reference.entrance import (
+from headrace_reference.entrance import (
     detect_application,
     from_saved,
     known_options,
@@ -20,8 +20,8 @@ from headrace.reference.entrance import (
     resolve,
     with_application,
 )
-from headrace.reference.tables import BY_OPTION
-from headrace.reference.translate import OTHERWISE_IN_TF1, THEIRS
+from headrace_reference.tables import BY_OPTION
+from headrace_reference.translate import OTHERWISE_IN_TF1, THEIRS
 
 IMAGENET = "--dataset imagenet --data-dir /data/imagenet-data"
 RESNEXT = f"""--application tf1 --model resnext --model-size 101 {IMAGENET} --shards 2 --replicas 8 --batch-size 6

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved
-from headrace.reference.entrance import resolve
+from headrace_reference.entrance import resolve
 
 QUICK: dict[str, Any] = {
     "dataset": "digits",

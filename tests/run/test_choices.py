@@ -9,7 +9,6 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import to_saved
 from headrace.engine.visible import Visible
-from headrace.reference.entrance import from_saved, override, resolve
 from headrace.run import choices, design
 from headrace.run.choice_rules import (
     choose_batch,
@@ -21,6 +20,7 @@ from headrace.run.choice_rules import (
 from headrace.run.choices import settle
 from headrace.run.design import design_run
 from headrace.run.fit import resume, train
+from headrace_reference.entrance import from_saved, override, resolve
 
 GIB = 1 << 30
 CPU = Visible(platform="cpu", count=1, memory_bytes=16 * GIB)

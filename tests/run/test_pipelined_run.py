@@ -8,8 +8,8 @@ import pytest
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import ConfigError
-from headrace.reference.entrance import resolve
 from headrace.run.fit import resume, train
+from headrace_reference.entrance import resolve
 
 from .conftest import QUICK, assert_close, assert_same_bits, final_state
 

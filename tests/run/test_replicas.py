@@ -9,10 +9,10 @@ import pytest
 from headrace.cli.main import main
 from headrace.engine.visible import Visible
 from headrace.job import ProcessGroup
-from headrace.reference.entrance import resolve
 from headrace.run import choices, design
 from headrace.run.choices import settle
 from headrace.run.fit import train
+from headrace_reference.entrance import resolve
 
 
 @pytest.fixture

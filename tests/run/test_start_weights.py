@@ -11,9 +11,9 @@ from headrace.checkpoint.store import load
 from headrace.cli.main import main
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tensor_file import write_safetensors
-from headrace.reference.entrance import resolve
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, read_records
+from headrace_reference.entrance import resolve
 from tests.core.file_server import FileServer, serving, without_proxies
 
 from .conftest import QUICK, assert_same_bits, final_state

@@ -13,9 +13,9 @@ import yaml
 
 from headrace.config.field import find_option, option_names
 from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
-from headrace.reference.entrance import known_options
-from headrace.reference.tables import BY_OPTION, tf1_defaults, tf2_defaults
 from headrace.rows.values import BOOL, format_value
+from headrace_reference.entrance import known_options
+from headrace_reference.tables import BY_OPTION, tf1_defaults, tf2_defaults
 
 STATED: Mapping[str, Mapping[str, list[dict[str, Any]]]] = yaml.safe_load(
     Path(__file__).with_name("options.yml").read_text()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from headrace.cli.options_text import options_markdown
-from headrace.reference.entrance import REFERENCE
+from headrace_reference.entrance import REFERENCE
 from tests.seeds.checklist import FOLDER, checklist_markdown, command_status, summary_markdown
 from tests.seeds.option_tables import defaults_markdown, options_of_heading
 from tests.seeds.reading import SeedCommand, read_commands

@@ -16,7 +16,6 @@ from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
 from headrace.model.custom_block import weights_like
-from headrace.reference.entrance import resolve_code
 from headrace.run.choices import with_definition
 from headrace.run.named_model import load_named
 from headrace.run.trained_model import load_trained_model
@@ -25,6 +24,7 @@ from headrace.weights.definitions import find_definition
 from headrace.weights.name_schemes import pair_names
 from headrace.weights.name_tables import SCHEMES
 from headrace.weights.torch_file import write_torch_file
+from headrace_reference.entrance import resolve_code
 from tests.model.build import network
 from tests.weights.test_convert_load import torch_resnet
 

@@ -139,8 +139,8 @@ def _flags(command: str, before: list[str]) -> Candidates:
     yield from ((flag, "") for flag in _own_flags(before))
     if prog in SCREENS or command == "data":
         from headrace.cli.help import has_effect, screen_of
-        from headrace.reference.entrance import known_options
         from headrace.rows.values import BOOL
+        from headrace_reference.entrance import known_options
 
         screen = screen_of(prog)
         for option in known_options().values():
@@ -171,7 +171,7 @@ def _values(flag: str, before: list[str]) -> Candidates:
         yield from ((value, "") for value in own)
         return
     from headrace.config.field import normalise_name, option_names
-    from headrace.reference.entrance import known_options
+    from headrace_reference.entrance import known_options
 
     if flag in ("--help", "-h"):
         yield from ((group, "group of options") for group in SCREENS.get(before[0], SCREENS["train"]).groups)
@@ -198,7 +198,7 @@ def _models() -> Candidates:
 def _recipes(before: list[str]) -> Candidates:
     """Yield the names of recipes, found by their form: reading the YAML takes ten times as long."""
     from headrace.config.yaml_blocks import RECIPES
-    from headrace.reference.entrance import REFERENCE
+    from headrace_reference.entrance import REFERENCE
 
     given = dict(pairwise(before)).get("--config-path")
     files = [Path(given)] if given else [f for d in (RECIPES, *REFERENCE.recipes) for f in sorted(d.glob("*.yml"))]

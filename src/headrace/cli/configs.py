@@ -9,7 +9,7 @@ from headrace.config.command_line import Parser
 from headrace.config.yaml_blocks import RECIPES, blocks_of, listed
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_text
-from headrace.reference.entrance import ALL_SECTIONS, REFERENCE, resolve
+from headrace_reference.entrance import ALL_SECTIONS, REFERENCE, resolve
 
 _CONFIGS = """usage: headrace configs [--reference | --config-path FILE]
        headrace configs show NAME [--all] [options of headrace train]

@@ -10,8 +10,8 @@ from headrace.cli.help_screens import HELP, HELP_ALL, OTHER, REFERENCE_GROUP, SC
 from headrace.config.command_line import usage_of
 from headrace.config.field import Option, option_names, options_of
 from headrace.core.errors import ConfigError, nearest
-from headrace.reference.entrance import ALL_SECTIONS, ApplicationHelp, known_options
 from headrace.rows.values import BOOL, format_value
+from headrace_reference.entrance import ALL_SECTIONS, ApplicationHelp, known_options
 
 _NAME_COLUMN, _TEXT_COLUMN = 2, 34
 _SHORT_COLUMN = 24  # of the first screen, so that a phrase fits beside its option in 80 columns

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from headrace.reference.entrance import ApplicationHelp
 from headrace.rows.curves import CURVES
 from headrace.rows.optimizers import OPTIMIZERS
+from headrace_reference.entrance import ApplicationHelp
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 REFERENCE_GROUP = "reference"

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(script: str, argv: Sequence[str] | None = None) -> int:
     """Run a script of the reference by its name; return the exit code."""
-    from headrace.reference.entrance import words_of
+    from headrace_reference.entrance import words_of
 
     def words() -> list[str]:
         # Their options are not among those of the first screen of help.
@@ -194,7 +194,7 @@ def _as_typed(text: str, words: Iterable[str]) -> str:
     if not typed or "--" not in text:
         return text
     from headrace.config.field import normalise_name
-    from headrace.reference.entrance import known_options
+    from headrace_reference.entrance import known_options
 
     for option in known_options().values():
         for flag in typed - {option.flag}:

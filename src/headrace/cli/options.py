@@ -17,7 +17,7 @@ from headrace.config.load import Resolved
 from headrace.config.section_run import PLATFORMS
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text
-from headrace.reference.entrance import ApplicationHelp, application_help, known_options, names_application, resolve
+from headrace_reference.entrance import ApplicationHelp, application_help, known_options, names_application, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from headrace.cli.options import Parsed, read_arguments, read_config_arguments, 
 from headrace.cli.run_end import end_lines
 from headrace.core.local_path import local_path
 from headrace.job import Restart, detect_process_info, detect_restart
-from headrace.reference.entrance import take_value, without_recipe
+from headrace_reference.entrance import take_value, without_recipe
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved

@@ -12,8 +12,8 @@ from headrace.cli.tables import print_fitted, terminal_width
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
-from headrace.reference.entrance import without_recipe
 from headrace.rows.metrics import METRICS
+from headrace_reference.entrance import without_recipe
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated

@@ -1,7 +1,7 @@
 """From what people give to a Config: defaults, a named YAML block, the command line; with the origin of every value.
 
 `resolve` is for the command line, `config_from` for code, `to_saved` and `from_saved` for what is stored with a run.
-Options of another application are accepted where a `Translation` is given (see headrace.reference).
+Options of another application are accepted where a `Translation` is given (see headrace_reference).
 
 What is filled in here keeps an origin of the kind `default`, so that it is derived again when options change.
 """

@@ -23,14 +23,14 @@ from headrace.ops.native_kernels import load_kernels
 from headrace.ops.tracing import on_cpu
 
 # Packages that no traced code is in (docs/explanation/architecture.md).
-_NEVER_TRACED = ("checkpoint", "cli", "job", "program", "reference", "report", "telemetry", "weights")
+_NEVER_TRACED = ("checkpoint", "cli", "job", "program", "report", "telemetry", "weights")
 # Settings of JAX for caches and messages. All others count, whatever they mean.
 _NOT_COMPILED = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_explain", "jax_debug_log")
 _NOT_COMPILED += ("jax_cuda_visible_devices", "jax_rocm_visible_devices")  # another GPU of the same kind
 # Variables that XLA and the libraries below it read.
 _VARIABLES = ("XLA_", "TF_", "LIBTPU_", "CUDA_", "CUDNN_", "CUBLAS", "NVIDIA_", "NCCL_", "ROCM_", "HIP_", "MIOPEN_")
 _WHICH_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_KNOWN = {*LIBRARIES, *sys.stdlib_module_names, "PIL", "rich", "safetensors", "yaml"}
+_KNOWN = {*LIBRARIES, "headrace_reference", *sys.stdlib_module_names, "PIL", "rich", "safetensors", "yaml"}
 _began = process_began()
 
 

@@ -20,7 +20,6 @@ from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group
 from headrace.plan.batch import make_batch_plan
-from headrace.reference.entrance import weight_options
 from headrace.run.choice_rules import (
     FINE_TUNING,
     USUAL_MOMENTUM,
@@ -38,6 +37,7 @@ from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas
 from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
 from headrace.weights.named import find_file, is_path
 from headrace.weights.weight_file import read_shapes
+from headrace_reference.entrance import weight_options
 
 # When each rule applies, and how it enters the configuration.
 

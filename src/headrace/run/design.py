@@ -37,7 +37,6 @@ from headrace.ops import check_kernels
 from headrace.plan.image_sizes import SizeSpan, size_spans
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_row
-from headrace.reference.entrance import override
 from headrace.rows.metrics import METRICS, TOP1
 from headrace.rows.row import Metric, Span
 from headrace.run.callbacks import Callback, Callbacks, callbacks_of
@@ -50,6 +49,7 @@ from headrace.run.custom_functions import (
     refuse_scores,
 )
 from headrace.run.directory import PARTS
+from headrace_reference.entrance import override
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = (

@@ -18,9 +18,9 @@ from headrace.core.directory_lock import LOCK_FILE, DirectoryLock, lock_director
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import sync_directory, write_atomic
 from headrace.core.json_text import parse_json
-from headrace.reference import entrance
 from headrace.telemetry.records import REPORTS
 from headrace.weights.named import is_path
+from headrace_reference import entrance
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ from headrace.engine.visible import device_memory_bytes
 from headrace.job import Restart, check_consistency, current_group, is_watched, report_lost_process, watch_progress
 from headrace.ops import describe_missing_kernels
 from headrace.plan.image_sizes import describe_sizes
-from headrace.reference.entrance import override
 from headrace.rows.metrics import class_ratio
 from headrace.run.callbacks import CALLBACK
 from headrace.run.choices import settle
@@ -101,6 +100,7 @@ from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
 from headrace.weights.convert import LoadedWeights, table_lines
+from headrace_reference.entrance import override
 
 
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:

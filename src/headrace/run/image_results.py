@@ -18,7 +18,6 @@ from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.dataset import open_dataset
 from headrace.data.sets.source import Source
 from headrace.engine.devices import start_run_devices
-from headrace.reference.entrance import override
 from headrace.report.run_files import IMAGES_FILE
 from headrace.run.calibration import area_under_roc, calibration, notable_images, threshold_table, top_k
 from headrace.run.design import Design, design_run
@@ -28,6 +27,7 @@ from headrace.run.trained_model import EMA, RAW, TrainedModel, load_trained_mode
 from headrace.run.validation import only_validating
 from headrace.run.validator import predict_all
 from headrace.telemetry.validation_report import validation_report
+from headrace_reference.entrance import override
 
 _SIDE = 128  # pixels of a thumbnail, at most
 _MOSAIC = 16  # training images in the mosaic

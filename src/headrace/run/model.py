@@ -42,7 +42,6 @@ from headrace.model.network import Network
 from headrace.model.zoo import build_network
 from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
-from headrace.reference.entrance import resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Metrics
@@ -102,6 +101,7 @@ from headrace.run.trained_model import (
 from headrace.run.validator import Validator, predict_all
 from headrace.telemetry.validation_report import validation_report
 from headrace.weights.named import facts_of
+from headrace_reference.entrance import resolve_code
 
 
 @dataclass(frozen=True, kw_only=True)

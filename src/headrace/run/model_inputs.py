@@ -15,7 +15,7 @@ from headrace.data.sets.catalog import usual_statistics
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
-from headrace.reference.entrance import known_options, resolve_code
+from headrace_reference.entrance import known_options, resolve_code
 
 _REFUSED = {
     "training": "fit trains, evaluate and predict do not.",

@@ -22,7 +22,6 @@ from headrace.core.units import format_list
 from headrace.data.sets.catalog import numbered_classes, usual_statistics
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
-from headrace.reference.entrance import resolve_code
 from headrace.run.choices import definition_remarks, with_definition
 from headrace.run.directory import saved_form
 from headrace.run.start_weights import refuse_replacing
@@ -31,6 +30,7 @@ from headrace.weights.convert import LoadedWeights, flat_weights, load_into
 from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.published import WeightFacts
 from headrace.weights.weight_file import ForeignWeights, read_file
+from headrace_reference.entrance import resolve_code
 
 _LISTED = 4  # names of tensors in a message
 _NOTHING_KNOWN = WeightFacts(network={})

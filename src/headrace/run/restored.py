@@ -16,7 +16,6 @@ from headrace.config.schema import all_options
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.job import ProcessGroup
 from headrace.plan.steps import StepPlan
-from headrace.reference.entrance import known_options
 from headrace.rows.row import Metric
 from headrace.run.design import BATCH_OPTIONS, NOTHING, CustomParts, design_run
 from headrace.run.directory import PARTS, RunDirectory, parse_run, read_saved, sweep
@@ -32,6 +31,7 @@ from headrace.telemetry.records import (
     validation_rank,
 )
 from headrace.telemetry.sinks import rewind
+from headrace_reference.entrance import known_options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from headrace.data.dataset import describe_dataset
 from headrace.engine.devices import start_run_devices
 from headrace.job import ProcessGroup, current_group
 from headrace.model.custom_block import weights_like
-from headrace.reference.entrance import override, resolve
 from headrace.rows.metrics import TOP1
 from headrace.rows.row import Metric
 from headrace.run.choices import definition_remarks, with_choices, with_definition
@@ -31,6 +30,7 @@ from headrace.run.start_weights import adopt_weights
 from headrace.run.trained_model import refuse_other_classes
 from headrace.run.validator import Validator
 from headrace.telemetry.validation_report import validation_report, write_report
+from headrace_reference.entrance import override, resolve
 
 ALL, LAST, BEST = "all", "last", "best"
 

@@ -15,9 +15,9 @@ from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.core.errors import ConfigError
 from headrace.core.json_text import parse_json
 from headrace.core.local_path import local_text
-from headrace.reference.tables import MEANS_IN_TF1, ROWS, TABLE, Reference
-from headrace.reference.translate import REFERENCE_TIES, application_defaults, has_defaults, reword, translate
 from headrace.rows.values import format_value
+from headrace_reference.tables import MEANS_IN_TF1, ROWS, TABLE, Reference
+from headrace_reference.translate import REFERENCE_TIES, application_defaults, has_defaults, reword, translate
 
 if TYPE_CHECKING:
     from headrace.weights.published import WeightFacts

@@ -15,7 +15,8 @@ from headrace.config.params import known_keys
 from headrace.config.schema import all_options, options_in
 from headrace.config.section_pipeline import stages_of_splits
 from headrace.core.errors import ConfigError
-from headrace.reference.tables import (
+from headrace.rows.values import format_value
+from headrace_reference.tables import (
     BY_OPTION,
     ROWS,
     SO_ANYWAY,
@@ -25,7 +26,6 @@ from headrace.reference.tables import (
     tf1_defaults,
     tf2_defaults,
 )
-from headrace.rows.values import format_value
 
 # The splits of a tf1 pipeline: they must be named, and the error for missing names lists the possible ones.
 
