@@ -10,8 +10,10 @@ import jax
 import numpy as np
 import pytest
 
+from headrace.core.errors import ConfigError
 from headrace.data.augmentation.erase import rectangles
-from headrace.data.augmentation.preprocess import Preprocess, draw_offsets, preprocess
+from headrace.data.augmentation.preprocess import Preprocess, draw_offsets, preprocess, preprocess_spec
+from headrace.data.dataset import describe_dataset
 
 AUGMENTATIONS = ("none", "flip", "crop", "flip-crop")
 NORMALIZATIONS = ("per-image", "per-channel", "centred", "zero-one", "none")
@@ -93,6 +95,41 @@ def test_against_the_loop(augmentation: str, hwc: Any) -> None:
         scale = 1e-4 if name in ("none", "centred") else 3e-6
         assert np.abs(host - expected).max() <= scale, name
         assert np.abs(np.asarray(device) - expected).max() <= scale, name
+
+
+def test_alternating_flips() -> None:
+    """The first epoch by the written draw, from then on the other way in each; crops are those of the usual flips."""
+    how, usual = replace(spec(), alternating_flip=True), spec()
+    index = np.arange(2000, dtype=np.int32)
+
+    def first(sample: int) -> bool:
+        word = 0
+        for part in (int(how.seed), 0, sample, zlib.crc32(b"alternating_flip")):
+            word = mixed(((word ^ part) * 0x9E3779B9 + 0x9E3779B9) % 2**32)
+        return word >= 2**31
+
+    expected = np.array([first(int(each)) for each in index])
+    assert abs(expected.mean() - 0.5) < 0.04
+    on_device = jax.jit(lambda i, e: draw_offsets(i, e, how))
+    for epoch in (0, 1, 2, 7):
+        *crop, flip = draw_offsets(index, epoch, how)
+        np.testing.assert_array_equal(flip, expected ^ bool(epoch % 2))
+        np.testing.assert_array_equal(crop, draw_offsets(index, epoch, usual)[:2])
+        np.testing.assert_array_equal(on_device(index, np.uint32(epoch))[2], flip)
+    epochs = index.astype(np.uint32) % 5  # one for each sample, as where a block holds two epochs
+    for found in (draw_offsets(index, epochs, how)[2], on_device(index, epochs)[2]):
+        np.testing.assert_array_equal(found, expected ^ (epochs % 2 == 1))
+    # The images of two epochs running: one is the mirror image of the other.
+    images = some_images(4, (6, 8, 3))
+    flipped = replace(spec("flip", "none", (6, 8, 3)), alternating_flip=True)
+    even, odd = (preprocess(images, index[:4], epoch, flipped, True) for epoch in (4, 5))
+    np.testing.assert_array_equal(even, odd[:, :, ::-1])
+
+
+def test_alternating_flips_are_refused_without_flips(tiny_config) -> None:
+    config = tiny_config(alternating_flip=True, train_augmentation="crop")
+    with pytest.raises(ConfigError, match="alternating_flip is on, but train_augmentation is crop"):
+        preprocess_spec(config.data, config.augment, describe_dataset(config.data), 0)
 
 
 def test_evaluation_normalises_only() -> None:

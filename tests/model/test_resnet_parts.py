@@ -14,6 +14,7 @@ from headrace.model.composite import Residual
 from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
 from headrace.model.layers import BlurPool, Conv
+from headrace.model.norm import Norm
 from tests.harness import OPTIONS, Stages, assert_close, make_samples, train_pipelined, train_steps
 from tests.ops.naive import conv
 
@@ -69,7 +70,7 @@ def test_every_residual_network_takes_every_part(name, downsample):
         assert built.shapes()[-3][:2] == (small, small)
         for _, block in built.blocks:
             if isinstance(block, Residual):
-                norms = [layer for _, layer in block.body.layers if hasattr(layer, "gamma")]
+                norms = [layer for _, layer in block.body.layers if isinstance(layer, Norm)]
                 assert norms[-1].gamma == 0
 
 

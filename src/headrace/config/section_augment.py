@@ -72,6 +72,11 @@ class Augment:
         "Operations that rand_augment chooses from; unset means all but equalize, which needs a histogram.",
         check=known_operations,
     )
+    alternating_flip: bool = option(
+        False,
+        "Mirror each image in every second epoch, half of them in the first, instead of at random: no image comes the "
+        "same way twice running.",
+    )
     mixup_alpha: float = option(
         0.0,
         "Mixup: each image is mixed with its neighbour in the micro-batch by a factor from Beta(x, x); 0 is off.",

@@ -29,7 +29,7 @@ from headrace.data.augmentation.rand_augment import (
 )
 from headrace.data.dataset import DataInfo
 
-_PURPOSE = name_id("augment")
+_PURPOSE, _FLIP_PURPOSE = name_id("augment"), name_id("alternating_flip")
 _FLIPS, _CROPS = ("flip", "flip-crop"), ("crop", "flip-crop")
 
 
@@ -44,6 +44,7 @@ class Preprocess:
     seed: Seed
     image_hwc: tuple[int, int, int]
     crop_padding: int = 4  # pixels added on every side before a crop of the same size
+    alternating_flip: bool = False  # flip in every second epoch, not at random
     reflect: bool = False  # fill them with the mirrored image instead of zeros
     on_device: bool = True  # False: blocks arrive preprocessed
     color_jitter: float = 0.0
@@ -68,6 +69,12 @@ class Preprocess:
 def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> Preprocess:
     """Return the preprocessing that a configuration asks for."""
     _refuse_colors(augment, info)
+    if augment.alternating_flip and info.augmentation not in _FLIPS:
+        raise ConfigError(
+            f"alternating_flip is on, but train_augmentation is {info.augmentation}.",
+            rule="It says in which epochs an image is flipped.",
+            remedy="Add --train-augmentation flip or flip-crop, or leave alternating_flip out.",
+        )
     return Preprocess(
         augmentation=info.augmentation,
         normalization=info.normalization,
@@ -76,6 +83,7 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
         seed=seed,
         image_hwc=info.image_hwc,
         crop_padding=data.crop_padding,
+        alternating_flip=augment.alternating_flip,
         reflect=data.crop_fill == "reflect",
         on_device=data.accelerator_side_preprocess,
         color_jitter=augment.color_jitter,
@@ -129,7 +137,8 @@ def draw_offsets(
 ) -> tuple[Array, Array, Array]:
     """Return (rows down, columns right, flip or not) of each sample; the middle one of the places leaves it in place.
 
-    One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
+    One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip. A flip that
+    alternates is drawn for the first epoch alone, and is the other one in every second epoch.
     """
     places = places or (2 * spec.crop_padding + 1, 2 * spec.crop_padding + 1)
     word = draw(spec.seed, epoch, index, _PURPOSE)
@@ -137,7 +146,11 @@ def draw_offsets(
     mask, shift = np.uint32(0x7FFF), np.uint32(15)
     down = ((word & mask) * np.uint32(places[0])) >> shift
     right = (((word >> shift) & mask) * np.uint32(places[1])) >> shift
-    return down.astype(np.int32), right.astype(np.int32), (word >> np.uint32(31)) == np.uint32(1)
+    flip = word >> np.uint32(31)
+    if spec.alternating_flip:
+        first = draw(spec.seed, 0, index, _FLIP_PURPOSE) >> np.uint32(31)
+        flip = first ^ (array_module(index).asarray(epoch).astype(np.uint32) & np.uint32(1))
+    return down.astype(np.int32), right.astype(np.int32), flip == np.uint32(1)
 
 
 def _moves(spec: Preprocess) -> bool:
