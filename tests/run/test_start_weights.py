@@ -11,6 +11,10 @@ from headrace.checkpoint.store import load
 from headrace.cli.main import main
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tensor_file import write_safetensors
+from headrace.data.dataset import open_dataset
+from headrace.model.layers import Dense, Flatten
+from headrace.model.network import Network
+from headrace.model.whitening import first_convolution
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, read_records
 from headrace_reference.entrance import resolve
@@ -172,3 +176,39 @@ def test_a_resumed_run_needs_the_file_no_more(quick, first, tmp_path):
     np.testing.assert_array_equal(frozen, state["params/conv2d_0/conv/kernel"])
     with pytest.raises(CheckpointError, match="weights"):
         resume(second.directory, {"num_epochs": "3", "init_from": str(first)})
+
+
+def test_a_first_convolution_from_patches_of_the_training_images(quick):
+    """Its outputs have the unit matrix as second moments, by sums over patches; frozen, it stays so."""
+    settled = quick(**SHORT, whiten_images=300, freeze="conv2d_0/conv/kernel", normalization="zero-one")
+    state = final_state(train(settled).directory)
+    name = "params/conv2d_0/conv/kernel"
+    kernel = state[name].astype(np.float64)
+    size, _, channels, features = kernel.shape
+    images = open_dataset(settled.config.data, 0).train
+    chosen = [round(float(at)) for at in np.floor(np.linspace(0, len(images) - 1, 300))]
+    patches = [
+        image[i : i + size, j : j + size].astype(np.float64).ravel() / 255
+        for image in images.read(np.array(chosen), 0)
+        for i in range(image.shape[0] - size + 1)
+        for j in range(image.shape[1] - size + 1)
+    ]
+    outputs = np.array(patches) @ kernel.reshape(-1, features)
+    moments = outputs.T @ outputs / len(outputs)
+    variances = sorted(np.linalg.eigvalsh(np.array(patches).T @ np.array(patches) / len(patches)))[::-1][:features]
+    assert features < size * size * channels
+    wanted = np.diag([each / (each + 5e-4) for each in variances])
+    np.testing.assert_allclose(moments, wanted, atol=1e-4)
+
+
+def test_filters_from_images_are_refused_where_they_have_no_place(quick, first):
+    with pytest.raises(ConfigError, match="Weights that are given have filters already"):
+        quick(**SHORT, whiten_images=10, weights=str(first))
+    flat = Network(
+        name="flat",
+        blocks=(("flatten", Flatten()), ("fc", Dense(features=10, logits=True))),
+        input_hwc=(8, 8, 1),
+        num_classes=10,
+    )
+    with pytest.raises(ConfigError, match=r"flat begins with Flatten \(flatten\)"):
+        first_convolution(flat)

@@ -6,7 +6,7 @@ An option that concerns some families only is unset by default, which means the 
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import COMMAND_LINE, Facts, Remark, Rule, idle, option
+from headrace.config.field import COMMAND_LINE, Facts, Remark, Rule, conflict, idle, option
 from headrace.config.networks import FAMILIES, NORM_OPTIONS, OPTION_FAMILIES, Variant, find_variant
 from headrace.core.errors import ConfigError
 from headrace.rows.values import PLACE, above, at_least, between, factors_by_pattern, fraction, regular_expressions
@@ -252,6 +252,12 @@ class Weights:
     init_min_loaded: float = option(
         0.9, "Fraction of the network's weights, and of the file's, that must match.", check=between(0, 1)
     )
+    whiten_images: int = option(
+        0,
+        "Make the filters of the first convolution from patches of this many training images, so that its outputs are "
+        "uncorrelated (freeze can keep them so); 0 draws them.",
+        check=at_least(0),
+    )
     freeze: tuple[str, ...] = option(
         (),
         "Regular expressions; weights whose name matches one are frozen, and so are their batch-norm statistics. The "
@@ -279,7 +285,15 @@ def _names_nothing(name: str) -> Rule:
     )
 
 
-WEIGHT_RULES = tuple(_names_nothing(name) for name in ("freeze", "variable_filter"))
+WEIGHT_RULES = (
+    *(_names_nothing(name) for name in ("freeze", "variable_filter")),
+    conflict(
+        "whiten_images",
+        "weights",
+        lambda facts: facts.config.weights.whiten_images and facts.config.weights.weights is not None,
+        "Weights that are given have filters already.",
+    ),
+)
 
 
 def _no_weights(facts: Facts) -> bool:
@@ -293,7 +307,9 @@ WEIGHT_NOTES = tuple(
 # Of a new run: one that is resumed has its weights from a checkpoint.
 WEIGHTS_AT_START = tuple(
     Remark(
-        when=lambda facts, name=name: bool(getattr(facts.config.weights, name)) and _no_weights(facts),
+        when=lambda facts, name=name: (
+            bool(getattr(facts.config.weights, name)) and _no_weights(facts) and not facts.config.weights.whiten_images
+        ),
         text=lambda facts, name=name: f"{facts.describe(name)} keeps random weights as they are: no weights are given.",
         option=name,
         remedy=f"Name the weights to start from with --weights, or leave {name} out.",

@@ -90,7 +90,7 @@ from headrace.run.restored import (
     rewind_run,
 )
 from headrace.run.run_result import RunResult, ended_result
-from headrace.run.start_weights import adopt_weights, write_table
+from headrace.run.start_weights import adopt_weights, whitened_weights, write_table
 from headrace.run.training import CallLength, Calls, Placed, open_feed
 from headrace.run.validator import Validator
 from headrace.telemetry.call_reader import CallReader, passing_failure_to
@@ -395,7 +395,10 @@ def _first_state(prepared: _Prepared) -> State:
     """Return the state to start from, in host memory; every process gets that of process 0, bit by bit."""
     design, adopted, restored, group = prepared.design, prepared.adopted, prepared.restored, current_group()
     given = (adopted.params, adopted.stats) if adopted else design.custom.weights
-    state = starting_state(design, given or prepared.drawn())
+    given = given or prepared.drawn()
+    if not adopted and not design.custom.weights and not (restored and restored.arrays is not None):
+        given = whitened_weights(design, prepared.dataset, given)
+    state = starting_state(design, given)
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
         state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank

@@ -17,6 +17,7 @@ from headrace.job import current_group
 from headrace.run.benchmarks import given_weights, with_calls
 from headrace.run.choices import with_choices, with_drawn
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
+from headrace.run.start_weights import whitened_weights
 from headrace.run.training import Calls, open_feed
 
 _CALL_STEPS = 10  # steps between two looks at the loss
@@ -63,7 +64,7 @@ def find_learning_rate(
     design = with_calls(design, _CALL_STEPS, -(-num_steps // _CALL_STEPS))
     config, plan = design.config, design.plan
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
-    weights = given_weights(design)
+    weights = given_weights(design) or whitened_weights(design, dataset, design.network.init(config.run.seed))
     devices = start_run_devices(config.run, plan.num_devices)
     calls = Calls(design, plan.feed, dataset, devices, 0)
     state = calls.executor.place(starting_state(design, weights))

@@ -1,7 +1,7 @@
 """The weights that a run starts from: drawn, of a file, of a checkpoint or of a named network."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,14 @@ from headrace.checkpoint.store import MANIFEST_FILE, load, restore_tree, weight_
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
+from headrace.core.tree import PyTree
+from headrace.data.augmentation.preprocess import preprocess, preprocess_spec
+from headrace.data.dataset import DataSet
 from headrace.engine.precision import make_precision
 from headrace.engine.state import State
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
+from headrace.model.whitening import first_convolution, whitened
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, custom_parts
 from headrace.run.trained_model import find_weights
@@ -38,6 +42,25 @@ def adopt_weights(design: Design) -> LoadedWeights | None:
         foreign = replace(foreign, source=options.weights)  # messages name what was asked for, not a file of a cache
     # Drawn weights below: a new head for other classes has none in the file.
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
+
+
+def whitened_weights(design: Design, dataset: DataSet, weights: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    """Return (params, stats) with the first convolution made from training images, if the options ask for that."""
+    wanted, source = design.config.weights.whiten_images, dataset.train
+    if not wanted:
+        return weights
+    first_convolution(design.network)  # refuse before images are read
+    how = preprocess_spec(design.config.data, design.config.augment, design.info, design.config.run.seed)
+    # From the whole set: files are often sorted by class.
+    chosen = np.unique(np.linspace(0, source.num_distinct - 1, wanted).astype(np.int64))
+
+    def batches(size: int) -> Iterator[np.ndarray]:
+        for at in range(0, len(chosen), size):
+            index = chosen[at : at + size]
+            yield np.asarray(preprocess(np.asarray(source.read(index, 0)), index, 0, how, train=False))
+
+    params, stats = weights
+    return whitened(design.network, params, batches, len(chosen)), stats
 
 
 def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:

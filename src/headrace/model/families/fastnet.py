@@ -16,6 +16,7 @@ from headrace.model.composite import Chain, Named
 from headrace.model.families.row import WithoutAliases
 from headrace.model.initial import VarianceScaling
 from headrace.model.layers import Conv, Dense, Flatten, MaxPool
+from headrace.model.whitening import whitening_filters
 
 _DRAWN = VarianceScaling(scale=1 / 3, distribution="uniform")  # PyTorch's default
 _HEAD = VarianceScaling(scale=1 / 3 / 81, distribution="uniform")  # a ninth of it: logits start small
@@ -41,11 +42,8 @@ class Whitening:
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Return float32 weights [height, width, channels in, channels out]."""
-        variances, components = np.linalg.eigh(self.covariance((shape[0], shape[1]), shape[2]))
-        # LAPACK leaves the signs open: fixed, so that every machine starts from the same weights.
-        components = components * np.sign(components[np.abs(components).argmax(0), np.arange(len(variances))])
-        filters = (components / np.sqrt(variances)).reshape(*shape[:3], -1)[..., ::-1]
-        filters = np.concatenate([filters, -filters], -1)[..., : shape[3]]
+        covariance = self.covariance((shape[0], shape[1]), shape[2])
+        filters = whitening_filters(covariance, (shape[0], shape[1], shape[2]))[..., : shape[3]]
         kernel = _DRAWN.sample(rng, shape)
         kernel[..., : filters.shape[3]] = filters
         return kernel
