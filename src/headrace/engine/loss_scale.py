@@ -5,7 +5,7 @@ finite; that step changes no weight and is counted as skipped. A scheduled one (
 step. The state is part of the checkpoint.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def resumed_loss_scale(state: LossScale, step: int, numerics: Numerics, schedule
     if is_dynamic(numerics):
         return state
     scale = scheduled(schedule, step) if schedule else init_loss_scale(numerics)["scale"]
-    return {**state, "scale": np.float32(scale)}
+    return {**state, "scale": cast("jax.Array", np.float32(scale))}  # NumPy's, as all that a checkpoint holds
 
 
 def next_loss_scale(
