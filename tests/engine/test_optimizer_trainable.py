@@ -6,18 +6,21 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import flatten_named
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
-from headrace.engine.trainable import make_trainable
+from headrace.engine.trainable import decayed_by_layer, make_trainable
+from headrace.model.custom_block import weights_like
+from headrace.run.design import design_run
 from headrace_reference.entrance import config_from, resolve
 
 NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")
 
 
-def trainable(**options):
-    return make_trainable(
-        config_from(options).weights, lambda: {name: np.zeros(2) for name in NAMES}, lambda names: "c"
-    )
+def trainable(shapes=None, **options):
+    shapes = {name: (2, 2) if name.endswith("kernel") else (2,) for name in NAMES} | (shapes or {})
+    arrays = {name: np.zeros(shape) for name, shape in shapes.items()}
+    return make_trainable(config_from(options).weights, lambda: arrays, lambda names: "c", ("a", "b", "relu", "c"))
 
 
 def test_names_decide():
@@ -50,6 +53,32 @@ def test_names_decide():
 def test_what_would_do_nothing_is_refused(options, told):
     with pytest.raises(ConfigError, match=told):
         trainable(**options)
+
+
+def test_rates_decay_from_layer_to_layer_however_the_network_is_cut():
+    # As timm groups a ResNet: the stem, each unit, the head.
+    design = design_run(
+        config_from({"model_name": "resnet18", "layer_decay": 0.5, "dataset": "cifar10", "micro_batch_size": 8}),
+        absent_ok=True,
+    )
+    units = [f"conv{group}_block{unit}" for group in (2, 3, 4, 5) for unit in (1, 2)]
+    expected = dict(zip(["conv1", *units, "predictions"], 0.5 ** np.arange(9, -1, -1), strict=True))
+    names = flatten_named(weights_like(design.network)[0])
+    assert {name.split("/")[0] for name in names} == set(expected)
+    for name in names:
+        assert design.trainable.rate_factor(name) == expected[name.split("/")[0]]
+    cut = design.network.refined(["conv2_block1/2_conv", "conv4_block2/1_conv"])
+    assert len(cut.block_names) > len(design.network.block_names)
+    again = decayed_by_layer(0.5, cut.block_names, names)
+    assert dict(again) == expected
+    # A norm alone is of the layer before it; factors by name multiply.
+    found = trainable(layer_decay=0.5, layer_lr={"kernel": 0.1}, shapes={"b/bn/gamma": (2,), "b/bn/beta": (2,)})
+    assert [found.rate_factor(name) for name in NAMES] == pytest.approx([0.05, 0.5, 0.5, 0.5, 0.1])
+    with pytest.raises(ConfigError, match=r"layer_decay is 0\.5, and the network has one block with weights"):
+        decayed_by_layer(0.5, ("network",), {"network/a/kernel": np.zeros((2, 2))})
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ConfigError, match="more than 0 and at most 1"):
+            trainable(layer_decay=wrong)
 
 
 LARS = {"momentum": 0.9, "weight_decay": 0.01, "eeta": 0.1, "epsilon": 0}

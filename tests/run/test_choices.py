@@ -152,7 +152,7 @@ def test_trained_weights_are_trained_gently(on):
     made = design_run(tuned.config)
     assert made.trainable.rate_factor("conv1/conv/kernel") == 0.1
     assert made.trainable.rate_factor("fc_layer/bias") == 1
-    for parts in ({"freeze": "backbone"}, {"layer_lr": {"^conv1": 0.5}}):
+    for parts in ({"freeze": "backbone"}, {"layer_lr": {"^conv1": 0.5}}, {"layer_decay": 0.8}):
         given = on(CPU, "none", weights="weights.pth", **parts).config
         assert given.learning.learning_rate == 0.071
         assert given.weights.layer_lr == parts.get("layer_lr", {})

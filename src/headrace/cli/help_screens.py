@@ -177,7 +177,7 @@ SCREENS: Mapping[str, Screen] = {
             },
         },
         groups=(*_VALIDATING, "weights"),
-        without=_ONLY_TRAINING | {"freeze", "variable_filter", "layer_lr"},
+        without=_ONLY_TRAINING | {"freeze", "variable_filter", "layer_lr", "layer_decay"},
         strict=True,
     ),
     "convert": Screen(

@@ -273,6 +273,12 @@ class Weights:
         "match counts.",
         check=factors_by_pattern,
     )
+    layer_decay: float = option(
+        1.0,
+        "Factor on the learning rate of each layer (a block with a matrix of weights) beside that of the next: 0.75 "
+        "trains the last at the full rate, the one before at 0.75 of it, then 0.56; 1 is off.",
+        check=lambda value: "" if 0 < value <= 1 else "must be more than 0 and at most 1",
+    )
 
 
 def _names_nothing(name: str) -> Rule:

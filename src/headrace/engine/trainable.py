@@ -1,7 +1,7 @@
 """Which weights are trained, and with which fraction of the learning rate, as functions of a weight's name."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +18,13 @@ class Trainable:
     freeze: tuple[str, ...] = ()  # expressions
     only: tuple[str, ...] = ()
     factors: tuple[tuple[str, float], ...] = ()
+    by_block: tuple[tuple[str, float], ...] = ()  # more factors, by the first part of the name
     summary: str = ""  # what is frozen, in a sentence
 
     @property
     def everything(self) -> bool:
         """Say whether all weights are trained alike."""
-        return not (self.freeze or self.only or self.factors)
+        return not (self.freeze or self.only or self.factors or self.by_block)
 
     @property
     def any_frozen(self) -> bool:
@@ -46,18 +47,23 @@ class Trainable:
         return 0.0 if self.frozen(name) else self._factor(name)
 
     def _factor(self, name: str) -> float:
-        return next((factor for pattern, factor in self.factors if re.search(pattern, name)), 1.0)
+        factor = next((factor for pattern, factor in self.factors if re.search(pattern, name)), 1.0)
+        return factor * dict(self.by_block).get(name.split("/")[0], 1.0)
 
 
 def make_trainable(
-    weights: Weights, network: Callable[[], Mapping[str, Any]], head: Callable[[Iterable[str]], str]
+    weights: Weights,
+    network: Callable[[], Mapping[str, Any]],
+    head: Callable[[Iterable[str]], str],
+    block_names: Sequence[str] = (),
 ) -> Trainable:
     """Return what the options describe; `network()` returns all weights by name, `head(names)` the layer that scores
     the classes. Both are called only if needed. A pattern that matches no name is refused.
     """
-    if not (weights.freeze or weights.variable_filter or weights.layer_lr):
+    if not (weights.freeze or weights.variable_filter or weights.layer_lr or weights.layer_decay < 1):
         return Trainable()
-    sizes = {name: array.size for name, array in network().items()}
+    arrays = network()
+    sizes = {name: array.size for name, array in arrays.items()}
 
     def spelled_out(pattern: str) -> str:
         return _but_head(head(sizes), sizes) if pattern == BACKBONE else pattern
@@ -66,6 +72,7 @@ def make_trainable(
         freeze=tuple(spelled_out(pattern) for pattern in weights.freeze),
         only=weights.variable_filter,
         factors=tuple((spelled_out(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
+        by_block=decayed_by_layer(weights.layer_decay, block_names, arrays) if weights.layer_decay < 1 else (),
     )
     for pattern in (*found.freeze, *(pattern for pattern, _ in found.factors)):
         if not any(re.search(pattern, name) for name in sizes):
@@ -83,6 +90,31 @@ def make_trainable(
         )
     numbers = f"{sum(sizes[name] for name in frozen):,} of {sum(sizes.values()):,} weights"
     return replace(found, summary=f"frozen: {len(frozen)} of {len(sizes)} tensors, {numbers}" if frozen else "")
+
+
+def decayed_by_layer(
+    decay: float, block_names: Sequence[str], arrays: Mapping[str, Any]
+) -> tuple[tuple[str, float], ...]:
+    """Return the factor decay^n of each block with weights, n layers before the last one.
+
+    A block that has vectors alone, such as a norm, is of the layer before it.
+    """
+    # First parts of names: a block that a pipeline splits remains one layer.
+    firsts = dict.fromkeys(name.split("/")[0] for name in block_names)
+    layers: list[list[str]] = []
+    for first in firsts:
+        shapes = [array.shape for name, array in arrays.items() if name.split("/")[0] == first]
+        if any(len(shape) > 1 for shape in shapes) or (shapes and not layers):
+            layers.append([first])
+        elif shapes:
+            layers[-1].append(first)
+    if len(layers) < 2:
+        raise ConfigError(
+            f"layer_decay is {decay:g}, and the network has one block with weights.",
+            rule="The rate decays from block to block; a custom network made of one function is one block.",
+            remedy="Build the network from several blocks, or give factors by name with layer_lr.",
+        )
+    return tuple((name, decay ** (len(layers) - 1 - at)) for at, names in enumerate(layers) for name in names)
 
 
 def _but_head(head: str, names: Iterable[str]) -> str:

@@ -47,7 +47,7 @@ BATCH = ("batch_size", "micro_batch_size", "global_batch_size")
 RATE = ("learning_rate", "lr_schedule_params")
 WARMUP = ("warmup_epochs", "lr_warmup_params")
 OPTIMIZER = ("optimizer", "optimizer_params", "momentum")
-TRAINED_PARTS = ("layer_lr", "freeze", "variable_filter")
+TRAINED_PARTS = ("layer_lr", "layer_decay", "freeze", "variable_filter")
 BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 

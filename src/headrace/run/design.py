@@ -203,7 +203,9 @@ def design_run(
         num_epochs=plan.steps.num_epochs,
     )
     # As a function: only options that name weights need them, and making them takes time for a large network.
-    trainable = make_trainable(config.weights, lambda: flatten_named(weights_like(network)[0]), network.head)
+    trainable = make_trainable(
+        config.weights, lambda: flatten_named(weights_like(network)[0]), network.head, network.block_names
+    )
     return Design(
         config=config,
         info=info,
