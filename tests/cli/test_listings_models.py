@@ -86,3 +86,11 @@ def test_wrong_words(argv, words):
 def test_help(capsys):
     assert main(["show", "--help"]) == 0
     assert "headrace models show NAME" in capsys.readouterr().out
+
+
+def test_networks_with_a_text_in_their_name(capsys):
+    assert main(["regnet-y-4"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert names == ["regnet_y_400mf", "regnet_y_4gf"]
+    with pytest.raises(ConfigError, match=r"No network has 'vit' in its name.*there are no transformers"):
+        main(["vit"])

@@ -1,5 +1,6 @@
 """The `headrace` command: help, version, errors in words, exit codes, and no JAX before it is needed."""
 
+import contextlib
 import importlib
 import os
 import resource
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import headrace
 from headrace.cli import main as main_module
@@ -75,15 +77,73 @@ def test_an_unknown_command(capsys):
         ("--lr-schedule cos", "Did you mean cosine? Possible: const, cosine, flat_cosine,"),
         ("--freeze", "--freeze has no value."),
         ("--freeze --epochs 1", "--freeze has no value."),
-        ("{path}", "remedy: A folder of images is given as --dataset-path {path}."),
         ("nowhere", "Unrecognized arguments: nowhere.\n  remedy: See `headrace train --help`."),
+        ("photos/cats", "remedy: There is no file or folder photos/cats here."),
+        ("resnet50", "remedy: A network is named with --model resnet50."),
+        ("digits", "remedy: A dataset is named with --dataset digits."),
+        ("cifar10_resnet20", "remedy: A recipe is named with --config cifar10_resnet20."),
+        ("data=x imgsz=64 lr=0.1", "remedy: Options begin with two dashes: --dataset-path x --image-size 64 --lr 0.1."),
+        ("-b 32", "remedy: Options begin with two dashes: --batch-size."),
+        ("{path}/photos {path}", "remedy: A folder of images is given as --dataset-path {path}/photos."),
+        ("{path}/a.pth", "remedy: A file of weights is given as --weights {path}/a.pth."),
+        ("{path}/a.csv", "remedy: A list of images is given as --labels {path}/a.csv."),
+        ("{path}/a.yml", "remedy: A file of recipes is given as --config-path {path}/a.yml --config NAME."),
+        ("{path}/run", "{path}/run is a run: headrace resume {path}/run continues it"),
+        ("--weights imagenet", "remedy: Weights of ImageNet have a name, such as timm/resnet50.a1_in1k."),
+        ("--weights resnet50", "remedy: Of resnet50 there are: "),
         ("--dataset-path {path}/phtos", "remedy: Did you mean {path}/photos?"),
     ],
 )
 def test_slips_on_the_line_of_train(tmp_path: Path, capsys, line: str, words: str):
     (tmp_path / "photos").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    for suffix in ("pth", "csv", "yml"):
+        (tmp_path / f"a.{suffix}").write_text("")
     assert main(["train", *line.format(path=tmp_path).split()]) == 2
     assert words.format(path=tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("fit", "train"), ("eval", "validate"), ("gradcam", "explain"), ("dashboard", "board"), ("ls", "runs")],
+)
+def test_other_names_of_commands(capsys, typed: str, meant: str):
+    assert main([typed]) == 2
+    assert capsys.readouterr().err == f"headrace: There is no command {typed}.\n  remedy: Did you mean {meant}?\n"
+
+
+def test_no_other_name_is_a_command():
+    names = [name for names in main_module._OTHER_COMMANDS.values() for name in names.split()]
+    assert len(set(names)) == len(names)
+    assert not set(names) & {command.name for command in main_module.COMMANDS}
+    assert set(main_module._OTHER_COMMANDS) <= {command.name for command in main_module.COMMANDS}
+
+
+def test_a_command_that_is_missing(tmp_path: Path, capsys):
+    assert main(["--epochs", "3"]) == 2
+    assert "remedy: The command comes first: headrace train --epochs ..." in capsys.readouterr().err
+    assert main([str(tmp_path)]) == 2
+    assert "headrace train " in capsys.readouterr().err
+
+
+def test_help_on_a_command_in_either_order(capsys):
+    texts = []
+    for line in (["help", "train"], ["train", "--help"]):
+        with contextlib.suppress(SystemExit):
+            main(line)
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert "usage: headrace train" in texts[0]
+
+
+def test_a_folder_needs_no_option(tmp_path: Path, capsys):
+    for label in ("ants", "bees"):
+        (tmp_path / label).mkdir()
+        for i in range(10):
+            Image.new("RGB", (16, 16), (i, i, i)).save(tmp_path / label / f"{i}.png")
+    assert main(["plan", str(tmp_path), "--model", "cifar_resnet8", "--image-size", "16"]) == 0
+    assert "2 classes (ants, bees)" in capsys.readouterr().out
 
 
 def test_errors_for_people_are_words_and_a_code(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.config.field import Option, OptionName, find_option, option_names
+from headrace.config.other_names import OTHER_NAMES
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 
@@ -50,6 +51,30 @@ def test_a_name_of_keras_is_known_as_a_whole():
     assert find_option("steps-per-epoch", KNOWN).name == "weight_updates_per_epoch"
     with pytest.raises(ConfigError, match="There is no option --steps"):
         find_option("steps", KNOWN, dashes="--")
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_the_names_of_other_trainers_lead_to_ours(name: str):
+    meant = OTHER_NAMES[name]
+    if name in KNOWN:  # it has become a name here: that one counts
+        return
+    if meant.same:
+        assert find_option(name, KNOWN, dashes="--").name == meant.option
+        return
+    with pytest.raises(ConfigError) as caught:
+        find_option(name.replace("_", "-"), KNOWN, dashes="--")
+    assert caught.value.problem == f"There is no option --{name.replace('_', '-')}."
+    assert caught.value.remedy == meant.remedy("--")
+    if meant.option:
+        assert meant.option in all_options()
+        assert f"--{meant.option.replace('_', '-')}" in caught.value.remedy
+    else:
+        assert len(caught.value.remedy.split()) > 4
+
+
+def test_an_option_is_named_in_a_file_as_it_is_written_there():
+    with pytest.raises(ConfigError, match=r"f.yml:3: there is no option drop_path.*Did you mean block_survival_prob: "):
+        find_option("drop_path", KNOWN, place="f.yml:3: ")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

@@ -73,8 +73,8 @@ SCREENS: Mapping[str, Screen] = {
         about="Train a network. Without options: a small ResNet on handwritten digits.",
         examples=(
             ("headrace train", "the demo"),
-            ("headrace train --dataset-path photos/ --epochs 20", "images, a folder per class"),
-            ("headrace train --dataset-path photos/ --weights timm/resnet50.a1_in1k", ""),
+            ("headrace train photos/ --epochs 20", "images, a folder per class"),
+            ("headrace train photos/ --weights timm/resnet50.a1_in1k", ""),
             ("headrace train --config cifar10_resnet20 --seed 1", "a recipe, changed"),
         ),
         rows={

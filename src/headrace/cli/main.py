@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from headrace.cli.ctrl_c import INTERRUPTED, catch_ctrl_c, leave_on_ctrl_c
@@ -55,6 +56,26 @@ COMMANDS = (
     Command("completion", "completion", "main", "print the completion script of a shell"),
     Command("launch", "launch", "launch", "start the processes of a job, here or on other hosts"),
 )
+# What others call a command, or what it is looked for as.
+_OTHER_COMMANDS = {
+    "train": "fit finetune fine-tune fine_tune learn run start tune",
+    "resume": "continue restart",
+    "validate": "eval evaluate val test score",
+    "predict": "infer inference classify detect label",
+    "explain": "gradcam grad-cam cam saliency interpret",
+    "convert": "import load",
+    "average": "swa ema ensemble",
+    "runs": "ls list history experiments results",
+    "compare": "diff",
+    "board": "ui dashboard tensorboard server web",
+    "bench": "benchmark speed perf",
+    "lr-find": "lr_find lrfind find-lr find_lr lr-finder",
+    "models": "model networks zoo architectures archs",
+    "configs": "config recipes recipe options settings",
+    "devices": "device info env gpus checks",
+    "data": "dataset datasets download verify",
+    "launch": "torchrun mpirun distributed",
+}
 _TOPICS = {
     "train": ("train", "resume", "lr-find"),
     "use": ("validate", "predict", "explain", "export", "convert", "average"),
@@ -146,6 +167,8 @@ def report(words_of: Callable[[], list[str]], run: Callable[[list[str]], int] | 
 
 def _run(words: list[str]) -> int:
     name = words[0] if words else ""
+    if name == "help" and words[1:]:  # help train
+        name, words = words[1], [*words[1:2], "--help", *words[2:]]
     if name in ("", "help", HELP_ALL, *HELP):
         print(_help())
         return 0 if name else HeadraceError.exit_code
@@ -158,7 +181,7 @@ def _run(words: list[str]) -> int:
     commands = {command.name: command for command in COMMANDS}
     commands |= {"weight_avg": commands["average"], "poprun": commands["launch"]}  # the reference's names
     if name not in commands:
-        raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, commands))
+        raise HeadraceError(f"There is no command {name}.", remedy=_command_meant(name))
     command = commands[name]
     rest = words[1:]
     if rest[:1] == [HELP_ALL] and name not in SCREENS:  # there is one screen only
@@ -166,6 +189,18 @@ def _run(words: list[str]) -> int:
     code = command.imported()(rest)
     sys.stdout.flush()  # here, where a closed pipe is caught
     return code
+
+
+def _command_meant(name: str) -> str:
+    """Return what to type instead of a command that is not one: by meaning first, then by letters."""
+    for command, others in _OTHER_COMMANDS.items():
+        if name.lower() in others.split():
+            return f"Did you mean {command}?"
+    if name.startswith("-") and name not in ("-", "--"):
+        return f"The command comes first: headrace train {name} ..."
+    if Path(name).is_dir():
+        return f"Train on its images with: headrace train {name}"
+    return did_you_mean(name, [command.name for command in COMMANDS])
 
 
 def _help() -> str:

@@ -1,6 +1,6 @@
 """`headrace models`: the networks, one of them block by block, and the weights there are."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.tables import Column, table_lines
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from headrace.model.network import Network
 
 
-_MODELS = """usage: headrace models [list] [options]
+_MODELS = """usage: headrace models [list] [TEXT] [options]
        headrace models show NAME [options]
        headrace models --weights [TEXT]
 
-list (or nothing)  all networks: parameters, FLOPs per image, image size
+list (or nothing)  all networks, or those with TEXT in their name: parameters, FLOPs per image, image size
 show               one network block by block; each block is a split point, and so is each layer inside one
 --weights          the known names of trained weights, those that contain TEXT
 
@@ -26,6 +26,7 @@ Without options a network has the image size and number of classes it was design
   --image-size PIXELS  --num-channels COUNT  --num-classes COUNT
   and all options of the network, such as --model-size 50, --group-norm, --group-dim 16"""
 
+_TRANSFORMERS = ("vit", "deit", "swin", "beit", "eva", "former", "dino", "clip")
 _IMAGE_OPTIONS = ("dataset", "image_size", "num_channels", "num_classes")
 
 
@@ -42,12 +43,14 @@ def models(argv: list[str]) -> int:
 
 
 def _list_models(argv: list[str]) -> int:
-    options, _ = _network_options(argv, Parser(prog="headrace models"))
+    parser = Parser(prog="headrace models")
+    parser.add_argument("text", nargs="?", default="", metavar="TEXT")
+    options, args = _network_options(argv, parser)
     from headrace.model.cost import FLOPS_CONVENTION
     from headrace.model.zoo import model_names
 
     rows, problems = [], []
-    for name in model_names():
+    for name in _names_with(args.text, model_names()):
         try:
             network = _build(name, options)
         except ConfigError as error:
@@ -62,6 +65,24 @@ def _list_models(argv: list[str]) -> int:
     for problem in problems:
         print(problem)
     return 0
+
+
+def _names_with(text: str, names: Iterable[str]) -> list[str]:
+    """Return the names that contain a text, whatever its case and dashes."""
+    plain = _plain(text)
+    found = [name for name in names if plain in _plain(name)]
+    if not found:
+        rule = "Networks here are convolutional: there are no transformers."
+        raise ConfigError(
+            f"No network has {text!r} in its name.",
+            rule=rule if any(word in plain for word in _TRANSFORMERS) else "",
+            remedy="`headrace models` lists all networks.",
+        )
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def _list_weights(argv: list[str]) -> int:

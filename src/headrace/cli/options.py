@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.help import find_request, has_effect, help_text, screen_of, without_help
+from headrace.cli.slips import is_data, meant_by
 from headrace.cli.tables import print_fitted
 from headrace.config.command_line import Extra, build_parser, take_options
 from headrace.config.field import normalise_name, option_names
@@ -56,26 +57,27 @@ def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None
         if extra:
             extra(parser)
 
-    return read_arguments(argv, prog, add, description)
+    return read_arguments(argv, prog, add, description, takes_data=True)
 
 
-def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Parsed:
-    """Parse an argv without a configuration, for commands that start from a saved one."""
+def read_arguments(
+    argv: list[str], prog: str, extra: Extra | None = None, description: str = "", *, takes_data: bool = False
+) -> Parsed:
+    """Parse an argv without a configuration, for commands that start from a saved one.
+
+    With `takes_data` a folder that is no other argument's is the dataset's: `headrace train photos/`.
+    """
     parser = build_parser(prog, extra, description)
     if request := find_request(argv):
         print(help_text(prog, parser, request, _application_of(argv, parser)))
         raise SystemExit(0)
     options, left = take_options(argv, parser, known_options())
     args, unknown = parser.parse_known_intermixed_args(left)
+    if takes_data and len(unknown) == 1 and "dataset_path" not in options and is_data(unknown[0]):
+        options["dataset_path"] = unknown.pop()
     if unknown:
-        # Not Path.exists(), which raises an error for a word that is too long to be a name.
-        is_path = not unknown[0].startswith("-") and os.access(unknown[0], os.F_OK)
-        raise ConfigError(
-            f"Unrecognized arguments: {' '.join(unknown)}.",
-            remedy=f"A folder of images is given as --dataset-path {unknown[0]}."
-            if is_path
-            else f"See `{prog} --help`.",
-        )
+        problem = f"Unrecognized arguments: {' '.join(unknown)}."
+        raise ConfigError(problem, remedy=meant_by(unknown, prog) or f"See `{prog} --help`.")
     parsed = Parsed(options=options, args=args)
     _note_without_effect(prog, options)
     return parsed

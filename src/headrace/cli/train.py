@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments
 from headrace.cli.run_end import end_lines
+from headrace.cli.slips import is_run
 from headrace.core.local_path import local_path
 from headrace.job import Restart, detect_process_info, detect_restart
 from headrace_reference.entrance import take_value, without_recipe
@@ -24,6 +25,9 @@ def main(argv: list[str]) -> int:
     path, rest = take_value(argv, "--restore-path")
     if path is not None:  # the reference's way to resume a run
         return resume([path, *rest])
+    for place, word in enumerate(argv[:-1]):
+        if word == "--resume" and is_run(argv[place + 1]):  # as others have it
+            return resume([argv[place + 1], *argv[:place], *argv[place + 2 :]])
     parsed = read_config_arguments(argv, "headrace train", description=DESCRIPTION)
     resolved, restart = resolve_arguments(parsed), detect_restart(os.environ)
     config = resolved.config

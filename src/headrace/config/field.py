@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from headrace.config.other_names import OTHER_NAMES
 from headrace.core.errors import ConfigError, did_you_mean, nearest
 from headrace.core.local_path import WEB, local_text
 from headrace.rows.values import (
@@ -269,16 +270,18 @@ def option_names(options: Mapping[str, Option], extra: Iterable[str] = ()) -> di
     return found
 
 
-# A name of Keras's that is no alias: --steps, its beginning, could mean several things.
-_KERAS = {"steps_per_epoch": "weight_updates_per_epoch"}
-
-
 def find_option(written: str, known: Mapping[str, OptionName], *, place: str = "", dashes: str = "") -> OptionName:
     """Return what `written` stands for; `place` (file and line) and `dashes` (on a command line) are for errors."""
     wanted = normalise_name(written)
-    wanted = _KERAS.get(wanted, wanted)
     if wanted in known:
         return known[wanted]
+    # Other trainers' names are no aliases: the beginning of one could mean several things.
+    meant = OTHER_NAMES.get(wanted)
+    if meant and meant.same and meant.option in known:
+        return known[meant.option]
+    missing = f"{place}{'there' if place else 'There'} is no option {dashes}{written}."
+    if meant and (meant.option in known or not meant.option):
+        raise ConfigError(missing, remedy=meant.remedy(dashes))
     begins = [known[name] for name in known if name.startswith(wanted)] if wanted else []
     first = min((spelled.rank for spelled in begins), default=0)
     matches = {str(spelled): spelled for spelled in begins if spelled.rank == first}
@@ -297,7 +300,7 @@ def find_option(written: str, known: Mapping[str, OptionName], *, place: str = "
     # Only where nothing begins so: an abbreviation is meant more often than a slip.
     guess = nearest(wanted, known)
     remedy = f"Did you mean {as_written(guess)}?" if guess else "`headrace configs options` lists all options."
-    raise ConfigError(f"{place}{'there' if place else 'There'} is no option {dashes}{written}.", remedy=remedy)
+    raise ConfigError(missing, remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -377,6 +377,7 @@ class Logging:
         "never",
         "What train does if its run directory already holds a run of the same configuration; auto resumes it.",
         choices=("never", "auto"),
+        bare_value="auto",
     )
     progress: str = option(
         "auto",

@@ -62,7 +62,10 @@ def facts_of(name: str) -> WeightFacts | None:
     Of a repository of the hub, the description is downloaded. A name that cannot be right is an error.
     """
     if is_path(name):
-        return _facts_of_file(Path(name).expanduser())
+        path = Path(name).expanduser()
+        if not path.exists() and path.name == name and not path.suffix:  # a word, such as imagenet
+            raise ConfigError(f"There are no weights {name}: no file, and no known name.", remedy=_remedy_for(name))
+        return _facts_of_file(path)
     row = published_weights().get(name)
     if row is not None:
         return row.facts
@@ -71,6 +74,15 @@ def facts_of(name: str) -> WeightFacts | None:
         return _facts_of_repository(repo)
     known = published_file(Remote(urls=(name,)).name)
     return known.facts if known else None
+
+
+def _remedy_for(word: str) -> str:
+    """Return what is named instead of a word: the weights of the network that it names, else an example."""
+    network = (network_of(word) or {}).get("model_name")
+    names = [row.name for row in published_weights().values() if network and row.facts.network["model_name"] == network]
+    if names:
+        return f"Of {word} there are: {', '.join(names[:4])}. {_LIST}"
+    return f"Weights of ImageNet have a name, such as timm/resnet50.a1_in1k. {_LIST}"
 
 
 def _repository(name: str) -> HubRepo | None:
