@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from headrace.config.field import option
 from headrace.config.networks import family_of
-from headrace.config.section_data import DOWNLOADED
+from headrace.config.section_data import DOWNLOADED, IMAGE_SIZES
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_run import DRAWN_SEED
 from headrace.rows.values import FLOATS, above, at_least, between, fraction
@@ -499,18 +499,23 @@ SO_ANYWAY: Mapping[str, tuple[bool, str]] = {
 def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
     """Return the defaults of application tf2 where they differ from ours.
 
-    Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device. Datasets that can
-    be downloaded are, if they are not found.
+    Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device, or a call is to
+    be longer than an epoch: their bytes then stay on the device, which makes the pixels that the host would make. Who
+    says how often to log says how long a call is. Datasets that can be downloaded are, if they are not found.
     """
     synthetic = value_of("generated_data") or value_of("synthetic_data")
+    logs, stored = value_of("logs_per_epoch"), (value_of("dataset") or _TF2["dataset"]) in IMAGE_SIZES
     defaults = {
         **_TF2,
         "download": (value_of("dataset") or _TF2["dataset"]) in DOWNLOADED and not synthetic,
-        "accelerator_side_preprocess": bool(value_of("eight_bit_transfer")),
+        "accelerator_side_preprocess": bool(value_of("eight_bit_transfer"))
+        or (stored and logs is not None and logs < 1),
         "optimizer_state_offloading": _offloads(
             value_of, {"momentum": value_of("momentum"), **(value_of("optimizer_params") or {})}
         ),
     }
+    if logs is not None:
+        defaults["call_seconds"] = 0.0
     if value_of("batch_size"):
         del defaults["micro_batch_size"]  # the batch of a step is not an option there
     if value_of("clean_dir") is False:

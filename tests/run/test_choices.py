@@ -195,6 +195,6 @@ def test_a_seed_is_drawn_and_a_path_gets_the_time_once():
     assert first.config.run.seed != second.config.run.seed
     assert 0 <= first.config.run.seed < 2**32
     place = first.config.checkpoint.checkpoint_dir
-    assert re.fullmatch(r"/tmp/checkpoints_\d\d_\d\d_\d{4}_\d\d_\d\d_\d\d", place or "")
+    assert re.fullmatch(r"/tmp/checkpoints_\d\d_\d\d_\d{4}_\d\d_\d\d_\d\d_\d{6}", place or "")
     kept = settle(from_saved(json.loads(json.dumps(to_saved(first)))))  # as a resumed run does
     assert (kept.config.run.seed, kept.config.checkpoint.checkpoint_dir) == (first.config.run.seed, place)

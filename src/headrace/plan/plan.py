@@ -13,7 +13,7 @@ from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalCache, plan_eval_cache
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
-from headrace.plan.data_memory import resident_data, sent_data, with_validation
+from headrace.plan.data_memory import SentData, resident_data, sent_data, with_validation
 from headrace.plan.memory import MemoryPlan, estimate_memory
 from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
 from headrace.plan.recompute import kept_elements, recompute_points
@@ -31,7 +31,15 @@ from headrace.plan.report import (
     validation_lines,
 )
 from headrace.plan.savings import Saving, find_savings
-from headrace.plan.steps import CHECKPOINT_SECONDS, Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
+from headrace.plan.steps import (
+    CHECKPOINT_SECONDS,
+    Events,
+    StepPlan,
+    frequency,
+    make_epoch_plan,
+    make_step_plan,
+    no_steps,
+)
 
 
 def refuse_split_replicas(config: Config, batch: BatchPlan, validation: ValidationPlan, num_processes: int) -> None:
@@ -196,6 +204,8 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     budget = parse_bytes(config.data.dataset_device_budget)
     # A call is no longer than what the budget can hold of the images that are sent for it.
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
+    if sent:
+        steps = _with_shorter_calls_said(steps, config, feed, sent)
     if config.run.dry_run_steps:
         steps = steps.cut_short(config.run.dry_run_steps)
     data = sent.memory(steps.steps_per_call) if sent else resident_data(config, info, budget)
@@ -286,3 +296,19 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
     )
     limits = [limit for limit in (max_steps_per_call, wanted.max_steps_per_call) if limit is not None]
     return make_step_plan(epoch, wanted.num_epochs, events, min(limits, default=None))
+
+
+def _with_shorter_calls_said(steps: StepPlan, config: Config, feed: FeedOptions, sent: SentData) -> StepPlan:
+    """Return the plan with a warning where the images of a call of several epochs do not fit the device."""
+    wanted, asked = config.batch, steps.next_event(0)
+    most = asked if wanted.max_steps_per_call is None else min(asked, wanted.max_steps_per_call)
+    # Only where logs say how long the device is kept; elsewhere a call of any length does.
+    if not (wanted.events_divide_epoch and wanted.logs_per_epoch < 1) or steps.steps_per_call >= most:
+        return steps
+    warning = (
+        f"--logs-per-epoch {frequency(wanted.logs_per_epoch)} asks for calls of {asked:,} steps, and they have at most "
+        f"{steps.steps_per_call:,}: the images of more exceed the budget ({feed.cache.reason}). Raise "
+        f"--dataset-device-budget to {-(-asked * sent.bytes_per_step // 2**30)}GiB"
+    )
+    warning += "." if config.data.accelerator_side_preprocess else ", or add --accelerator-side-preprocess True."
+    return replace(steps, warnings=(*steps.warnings, warning))

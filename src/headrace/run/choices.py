@@ -140,7 +140,10 @@ def with_drawn(resolved: Resolved) -> Resolved:
         seed = group.broadcast(group.on_first_process(lambda: secrets.randbits(32)))
         drawn["seed"] = Given(value=seed, origin=Origin(kind=CHOSEN, where="drawn for this run"))
     if CURRENT_TIME in (place := config.checkpoint.checkpoint_dir or ""):
-        place = place.replace(CURRENT_TIME, time.strftime("%d_%m_%Y_%H_%M_%S"))
+        # To the microsecond: runs that a script starts together must not share it.
+        now = time.time()
+        exact = f"{time.strftime('%d_%m_%Y_%H_%M_%S', time.localtime(now))}_{int(now % 1 * 1e6):06}"
+        place = place.replace(CURRENT_TIME, exact)
         drawn["checkpoint_dir"] = Given(value=place, origin=Origin(kind=CHOSEN, where="for this run"))
     return with_values(resolved, drawn) if drawn else resolved
 
