@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from headrace.config.load import config_from
+from headrace.config.section_augment import AUTO_AUGMENT_POLICIES
 from headrace.data.augmentation.preprocess import preprocess, preprocess_spec
 from headrace.data.dataset import describe_dataset
 from headrace.data.feeding.fetch import fetch
@@ -28,6 +29,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "flip-crop, hue_jitter": {"train_augmentation": "flip-crop", "hue_jitter": 0.1},
     "flip-crop, random_erasing": {"train_augmentation": "flip-crop", "random_erasing": 0.25},
     "flip-crop, rand_augment 2": {"train_augmentation": "flip-crop", "rand_augment": 2},
+    **{
+        f"flip-crop, {name}": {"train_augmentation": "flip-crop", "auto_augment": name}
+        for name in AUTO_AUGMENT_POLICIES
+    },
+    "flip-crop, grayscale": {"train_augmentation": "flip-crop", "grayscale": 0.2},
+    "flip-crop, gaussian_blur": {"train_augmentation": "flip-crop", "gaussian_blur": 0.2},
+    "flip-crop, vertical_flip": {"train_augmentation": "flip-crop", "vertical_flip": True},
+    "flip-crop, rotation": {"train_augmentation": "flip-crop", "rotation": 15.0},
     "flip-crop, mixup": {"train_augmentation": "flip-crop", "mixup_alpha": 0.2},
     "flip-crop, cutmix": {"train_augmentation": "flip-crop", "cutmix_alpha": 1.0},
     "flip-crop, mixup, cutmix": {"train_augmentation": "flip-crop", "mixup_alpha": 0.2, "cutmix_alpha": 1.0},

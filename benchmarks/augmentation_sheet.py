@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from headrace.config.load import config_from
-from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
+from headrace.config.section_augment import AUTO_AUGMENT_POLICIES, RAND_AUGMENT_OPERATIONS
 from headrace.data.augmentation.preprocess import preprocess_spec
 from headrace.data.dataset import describe_dataset
 from headrace.data.feeding.fetch import fetch
@@ -50,6 +50,10 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("train_augmentation flip-crop", {"train_augmentation": "flip-crop"}),
     ("color_jitter 0.4", {"color_jitter": 0.4}),
     ("hue_jitter 0.2", {"hue_jitter": 0.2}),
+    ("grayscale 0.5", {"grayscale": 0.5}),
+    ("gaussian_blur 1", {"gaussian_blur": 1.0}),
+    ("vertical_flip", {"vertical_flip": True}),
+    ("rotation 30", {"rotation": 30.0}),
     ("random_erasing 1", {"random_erasing": 1.0}),
     *(
         (f"rand_augment {name}", {"rand_augment": 1, "rand_augment_magnitude": 20, "rand_augment_operations": [name]})
@@ -57,6 +61,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
         if name != "identity"
     ),
     ("rand_augment 2", {"rand_augment": 2}),
+    *((f"auto_augment {name}", {"auto_augment": name}) for name in AUTO_AUGMENT_POLICIES),
     ("mixup_alpha 1", {"mixup_alpha": 1.0}),
     ("cutmix_alpha 1", {"cutmix_alpha": 1.0}),
     ("mixup_alpha, cutmix_alpha", {"mixup_alpha": 1.0, "cutmix_alpha": 1.0}),

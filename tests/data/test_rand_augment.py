@@ -10,18 +10,13 @@ from PIL import Image, ImageEnhance, ImageOps
 from headrace.config.load import config_from
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
+from headrace.data.augmentation.apply_policy import change_colors, source_pixels
+from headrace.data.augmentation.operations import RANGES
+from headrace.data.augmentation.policies import RandAugment, policy_of
 from headrace.data.augmentation.preprocess import Preprocess, preprocess, preprocess_spec
-from headrace.data.augmentation.rand_augment import (
-    COLORS,
-    MOVES,
-    RandAugment,
-    change_colors,
-    choices,
-    rand_augment_of,
-    source_pixels,
-)
 from headrace.data.dataset import describe_dataset
 
+COLORS, MOVES = RANGES["usual"].colors, RANGES["usual"].moves
 HW = (32, 40)
 SIZE = (40, 32)  # as Pillow has it
 RNG = np.random.default_rng(0)
@@ -30,8 +25,8 @@ RNG = np.random.default_rng(0)
 def how(*operations: str, count: int = 1, magnitude: float = 9.0, **options: float) -> RandAugment:
     given: dict[str, Any] = {f"rand_augment_{name}": value for name, value in options.items()}
     augment = Augment(rand_augment=count, rand_augment_magnitude=magnitude, rand_augment_operations=operations, **given)
-    found = rand_augment_of(augment, 11)
-    assert found is not None
+    found = policy_of(augment, 11)
+    assert isinstance(found, RandAugment)
     return found
 
 
@@ -71,7 +66,7 @@ def test_colours_against_pillow_layer_by_layer() -> None:
     device = np.asarray(
         jax.jit(lambda x, i, e: change_colors(x, i, e, spec))(images.astype(np.float32), index, np.uint32(4))
     )
-    layers = [choices(index, 4, spec, layer) for layer in range(2)]
+    layers = [spec.choose(index, 4, layer) for layer in range(2)]
     for n in range(60):
         image = Image.fromarray(images[n])
         for number, negative in layers:
@@ -112,7 +107,7 @@ def test_moves_against_matrices() -> None:
     device = jax.jit(lambda i, e: source_pixels(i, e, spec, HW))(index, np.uint32(1))
     assert (np.asarray(device[0]) == rows).all()
     assert (np.asarray(device[1]) == columns).all()
-    layers = [choices(index, 1, spec, layer) for layer in range(2)]
+    layers = [spec.choose(index, 1, layer) for layer in range(2)]
     y, x = np.meshgrid(np.arange(HW[0]) + 0.5 - HW[0] / 2, np.arange(HW[1]) + 0.5 - HW[1] / 2, indexing="ij")
     for n in range(40):
         first, second = (
@@ -134,11 +129,11 @@ def test_moves_against_pillow(name: str) -> None:
         std=(1.0,) * 3,
         seed=11,
         image_hwc=(*HW, 3),
-        rand_augment=how(name),
+        policy=how(name),
     )
     images, index = random_images(8), np.arange(8, dtype=np.int32)
     found = preprocess(images, index, 0, spec, True)
-    _, negative = choices(index, 0, how(name), 0)
+    _, negative = how(name).choose(index, 0, 0)
     assert len(set(negative.tolist())) == 2
     for n in range(8):
         matrix = plain_move(name, -1 if negative[n] else 1, HW)
@@ -176,7 +171,7 @@ def test_strengths_vary_and_operations_are_left_out() -> None:
     """Normal around 9 with deviation 3, in 16 values; three of ten operations are not applied."""
     spec = how("brightness", "rotate", std=3.0, probability=0.7)
     index = np.arange(20_000, dtype=np.int32)
-    number, which = choices(index, 2, spec, 0)
+    number, which = spec.choose(index, 2, 0)
     assert (number == 2).mean() == pytest.approx(0.3, abs=0.02)
     magnitudes = 30 * np.array(spec.levels)[which // 2]
     assert magnitudes.mean() == pytest.approx(9, abs=0.1)
@@ -208,7 +203,7 @@ def test_strengths_vary_and_operations_are_left_out() -> None:
 
 def test_operations_are_left_out_without_a_spread_too() -> None:
     spec, index = how("invert", probability=0.7), np.arange(20_000, dtype=np.int32)
-    number, which = choices(index, 2, spec, 0)
+    number, which = spec.choose(index, 2, 0)
     assert (number == 1).mean() == pytest.approx(0.3, abs=0.02)
     assert set(which // 2) == {0}  # the one level
     images = random_images(40)
@@ -220,11 +215,11 @@ def test_operations_are_left_out_without_a_spread_too() -> None:
 
 
 def test_operations_are_chosen_evenly() -> None:
-    number, negative = choices(np.arange(28_000), 0, how(), 0)
+    number, negative = how().choose(np.arange(28_000), 0, 0)
     counts = np.bincount(number, minlength=14)
     assert ((counts - 2000) ** 2 / 2000).sum() < 13 + 5 * np.sqrt(26)
     assert negative.mean() == pytest.approx(0.5, abs=0.02)
-    other, _ = choices(np.arange(28_000), 0, how(), 1)
+    other, _ = how().choose(np.arange(28_000), 0, 1)
     assert (number == other).mean() == pytest.approx(1 / 14, abs=0.01)
 
 

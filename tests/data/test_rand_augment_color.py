@@ -60,6 +60,13 @@ def test_against_pillow(name: str) -> None:
     assert (host == device).mean() > 0.999
 
 
+def test_histograms_of_both_kinds_of_device() -> None:
+    x = IMAGES.astype(np.float32)
+    wanted = [[np.bincount(image[..., c].ravel(), minlength=256) for c in range(3)] for image in IMAGES]
+    for count in (colors._histogram_by_adding, colors._histogram_by_comparing, colors._histogram):
+        np.testing.assert_array_equal(jax.jit(count)(x), wanted)
+
+
 def test_grey_images_have_one_channel() -> None:
     x = IMAGES[..., :1].astype(np.float32)
     for name, (apply, strength, theirs, within) in OPERATIONS.items():

@@ -25,6 +25,8 @@ RAND_AUGMENT_OPERATIONS = (
     "equalize",
 )
 
+AUTO_AUGMENT_POLICIES = ("imagenet", "trivial", "3-augment", "augmix")
+
 
 def known_operations(words: tuple[str, ...]) -> str:
     """Limit to operations that there are, each once."""
@@ -46,6 +48,18 @@ class Augment:
     )
     hue_jitter: float = option(
         0.0, "Largest random shift of the hue, as a fraction of the colour circle; 0 is off.", check=between(0, 0.5)
+    )
+    grayscale: float = option(
+        0.0, "Fraction of training images that lose their colours; 0 is off.", check=between(0, 1)
+    )
+    gaussian_blur: float = option(
+        0.0,
+        "Fraction of training images that are blurred, by a Gaussian of 0.1 to 2 pixels; 0 is off.",
+        check=between(0, 1),
+    )
+    vertical_flip: bool = option(False, "Turn half of the training images upside down, at random.")
+    rotation: float = option(
+        0.0, "Rotate training images by up to this many degrees, either way; 0 is off.", check=between(0, 180)
     )
     random_erasing: float = option(
         0.0, "Fraction of training images in which a random rectangle is set to zero; 0 is off.", check=between(0, 1)
@@ -71,6 +85,19 @@ class Augment:
         (),
         "Operations that rand_augment chooses from; unset means all but equalize, which needs a histogram.",
         check=known_operations,
+    )
+    auto_augment: str | None = option(
+        None,
+        "A policy without settings: imagenet is AutoAugment's, trivial is TrivialAugment (wide), 3-augment one of "
+        "grey, inverted light and blur (DeiT III), augmix a mixture of chains; unset is off.",
+        aliases=("autoaugment",),
+        choices=AUTO_AUGMENT_POLICIES,
+        synonyms=(
+            ("autoaugment", "imagenet"),
+            ("ta_wide", "trivial"),
+            ("trivialaugment", "trivial"),
+            ("3", "3-augment"),
+        ),
     )
     alternating_flip: bool = option(
         False,
@@ -137,6 +164,12 @@ AUGMENT_RULES = (
         "progressive_resolution",
         lambda facts: None not in (facts.config.augment.train_image_size, facts.config.augment.progressive_resolution),
         "Training images have one size, or sizes that grow to image_size.",
+    ),
+    both_given(
+        "rand_augment",
+        "auto_augment",
+        lambda facts: facts.config.augment.rand_augment and facts.config.augment.auto_augment,
+        "Each is a whole policy: an image gets one.",
     ),
     both_given(
         "cutmix_lambda",

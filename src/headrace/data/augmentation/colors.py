@@ -7,6 +7,7 @@ bytes; `strength` is one number or [n, 1, 1, 1]. The meaning is Pillow's (ImageE
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from headrace.core.rng import HostOrDevice, Seed, array_module, draw, name_id
 
@@ -109,6 +110,42 @@ def equalize(x: Array, strength: object = None) -> Array:
     return xp.moveaxis(found, 1, 2).reshape(x.shape)
 
 
+def grayscale(x: Array, strength: object = None) -> Array:
+    """Replace the colours by the brightness."""
+    return array_module(x).broadcast_to(grey(x), x.shape)
+
+
+_BLUR_RADIUS = 6  # pixels: three deviations of the widest blur
+
+
+def blur_weights(deviation: float) -> np.ndarray:
+    """Return the weights of a pixel and of those 1 to 6 beside it, float32 [7]: a normal curve.
+
+    Multiples of 1/4096, so that sums of them times levels are exact.
+    """
+    side = np.exp(-0.5 * (np.arange(1, _BLUR_RADIUS + 1) / deviation) ** 2)
+    side = np.rint(4096 * side / (1 + 2 * side.sum())) / 4096
+    return np.array([1 - 2 * side.sum(), *side], np.float32)
+
+
+def blur(x: Array, strength: Array) -> Array:
+    """Blur down and then across by `blur_weights`, [.., 7] for each image; the border goes on outside."""
+    xp = array_module(x)
+    radius = _BLUR_RADIUS
+    for axis in (1, 2):
+        size = x.shape[axis]
+        wide = xp.pad(x, [(radius, radius) if each == axis else (0, 0) for each in range(4)], mode="edge")
+        total = strength[..., :1] * x
+        for far in range(1, radius + 1):
+            before, after = (
+                wide[:, at : at + size] if axis == 1 else wide[:, :, at : at + size]
+                for at in (radius - far, radius + far)
+            )
+            total = total + strength[..., far : far + 1] * (before + after)
+        x = levels(total)
+    return x
+
+
 def turn_hue(x: Array, strength: Strength) -> Array:
     """Rotate the hue by a fraction of the colour circle, in HSV; for 3 channels."""
     xp = array_module(x)
@@ -149,6 +186,24 @@ def jitter(x: Array, index: Array, epoch: Epoch, strengths: tuple[float, float],
     return turn_hue(x, drawn("hue", 0.0, turn)) if turn else x
 
 
+def sometimes(x: Array, index: Array, epoch: Epoch, fractions: tuple[float, float], seed: Seed) -> Array:
+    """Take the colours of a fraction of the images, and blur another by 0.1 to 2 pixels, drawn for each sample."""
+    xp = array_module(x)
+    to_grey, to_blur = fractions
+
+    def chosen(word: Array, fraction: float) -> Array:
+        return ((word >> np.uint32(8)) < np.uint32(round(fraction * 2**24)))[:, None, None, None]
+
+    if to_grey:
+        x = xp.where(chosen(draw(seed, epoch, index, name_id("grayscale")), to_grey), grayscale(x), x)
+    if to_blur:
+        word = draw(seed, epoch, index, name_id("gaussian_blur"))
+        table = np.stack([blur_weights(0.1 + 1.9 * at / 63) for at in range(64)])
+        weights = xp.asarray(table)[(word & np.uint32(63)).astype(np.int32)][:, None, None, :]
+        x = xp.where(chosen(word, to_blur), blur(x, weights), x)
+    return x
+
+
 def _away_from(base: Array, x: Array, strength: Strength) -> Array:
     return levels(base + strength * (x - base))
 
@@ -159,6 +214,19 @@ def _histogram(x: Array) -> Array:
         row = np.arange(count)[:, None, None, None] * channels + np.arange(channels)
         place = (row * 256 + x.astype(np.int64)).ravel()
         return np.bincount(place, minlength=count * channels * 256).reshape(count, channels, 256).astype(np.int32)
-    # XLA fuses the comparison with the sum: no scatter, and the [.., 256] comparison is never stored
+    return lax.platform_dependent(x, cpu=_histogram_by_adding, default=_histogram_by_comparing)
+
+
+def _histogram_by_adding(x: Array) -> Array:
+    count, _, _, channels = x.shape
+    row = (np.arange(count)[:, None, None, None] * channels + np.arange(channels)).astype(np.int32)
+    place = (row * 256 + x.astype(np.int32)).reshape(-1)
+    # 0.7 ms for 128 images of 32 x 32 on two cores, where comparing takes 44.
+    counts = jnp.zeros(count * channels * 256, np.int32).at[place].add(1, mode="promise_in_bounds")
+    return counts.reshape(count, channels, 256)
+
+
+def _histogram_by_comparing(x: Array) -> Array:
+    # XLA fuses the comparison with the sum: no scatter, and the [.., 256] comparison is never stored.
     level = jnp.arange(256, dtype=np.float32)[None, None, None, None, :]
     return (x[..., None] == level).sum((1, 2), dtype=np.int32)

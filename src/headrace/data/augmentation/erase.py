@@ -6,9 +6,8 @@ image is cut to its length.
 
 import numpy as np
 
-from headrace.core.rng import Seed, draw, name_id
+from headrace.core.rng import Seed, array_module, draw, name_id
 from headrace.data.augmentation.colors import Array, Epoch
-from headrace.data.augmentation.rand_augment import array_module
 
 AREA, ASPECT = (0.02, 1 / 3), (0.3, 3.3)
 _SIDE = 64  # of the table: 64 areas x 64 aspects

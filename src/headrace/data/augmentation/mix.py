@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.config.schema import Augment
-from headrace.core.rng import Seed, draw, name_id
+from headrace.core.rng import Seed, array_module, draw, name_id
 from headrace.data.augmentation.colors import Array, Epoch
-from headrace.data.augmentation.rand_augment import array_module
 
 _TABLE_BITS = 12
 _TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: the error of a draw's probability is at most 1/8192

@@ -1,10 +1,10 @@
 """Normalise and augment images: one definition, run by NumPy on the host or by JAX on the device.
 
-The order is: change the colours; normalise; flip; pad every side and crop at random (or crop from a larger image);
-shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to take, so bytes are gathered
-once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on (seed,
-epoch, sample) alone, never on its batch. Positions come from whole numbers and tables, so that host and device choose
-the same pixels.
+The order is: change the colours (AugMix also moves pixels here); normalise; flip; pad every side and crop at random (or
+crop from a larger image); shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to
+take, so bytes are gathered once and all arithmetic after that is one fused pass over the output. What happens to a
+sample depends on (seed, epoch, sample) alone, never on its batch. Positions come from whole numbers and tables, so that
+host and device choose the same pixels.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,24 @@ import numpy as np
 
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
-from headrace.core.rng import Seed, draw, name_id
-from headrace.data.augmentation.colors import Array, Epoch, jitter
+from headrace.core.rng import Seed, array_module, draw, name_id
+from headrace.data.augmentation.apply_policy import change_colors, source_pixels, take_pixels
+from headrace.data.augmentation.augmix import augmix
+from headrace.data.augmentation.colors import Array, Epoch, jitter, sometimes
 from headrace.data.augmentation.erase import erase
 from headrace.data.augmentation.mix import Mix, mix_of
-from headrace.data.augmentation.rand_augment import (
+from headrace.data.augmentation.policies import (
+    AugMix,
+    AutoAugment,
     RandAugment,
-    array_module,
-    change_colors,
-    rand_augment_of,
-    source_pixels,
+    augmix_of,
+    moves_pixels,
+    policy_of,
 )
 from headrace.data.dataset import DataInfo
 
-_PURPOSE, _FLIP_PURPOSE = name_id("augment"), name_id("alternating_flip")
+_PURPOSE, _FLIP_PURPOSE, _DOWN_PURPOSE = name_id("augment"), name_id("alternating_flip"), name_id("vertical_flip")
+COLOR_OPTIONS = ("color_jitter", "hue_jitter", "grayscale", "gaussian_blur", "rand_augment", "auto_augment")
 _FLIPS, _CROPS = ("flip", "flip-crop"), ("crop", "flip-crop")
 
 
@@ -49,8 +53,13 @@ class Preprocess:
     on_device: bool = True  # False: blocks arrive preprocessed
     color_jitter: float = 0.0
     hue_jitter: float = 0.0
+    grayscale: float = 0.0  # fraction of the images
+    gaussian_blur: float = 0.0
+    vertical_flip: bool = False
+    rotation: float = 0.0  # the most degrees
     random_erasing: float = 0.0
-    rand_augment: RandAugment | None = None
+    policy: RandAugment | AutoAugment | None = None
+    augmix: AugMix | None = None
     mix: Mix | None = None
     shrunk_hw: tuple[int, int] | None = None  # size that training images are shrunk to before mixing
     # custom: (images, labels, sample of each, epoch) -> images, after the rest and before mixing
@@ -58,8 +67,13 @@ class Preprocess:
 
     def with_seed(self, seed: Seed) -> "Preprocess":
         """Return the same with another seed."""
-        chosen = self.rand_augment and replace(self.rand_augment, seed=seed)
-        return replace(self, seed=seed, rand_augment=chosen, mix=self.mix and replace(self.mix, seed=seed))
+        return replace(
+            self,
+            seed=seed,
+            policy=self.policy and self.policy.with_seed(seed),
+            augmix=self.augmix and self.augmix.with_seed(seed),
+            mix=self.mix and replace(self.mix, seed=seed),
+        )
 
     def at_size(self, hw: tuple[int, int]) -> "Preprocess":
         """Return the same with training images of a smaller size."""
@@ -88,24 +102,32 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
         on_device=data.accelerator_side_preprocess,
         color_jitter=augment.color_jitter,
         hue_jitter=augment.hue_jitter,
+        grayscale=augment.grayscale,
+        gaussian_blur=augment.gaussian_blur,
+        vertical_flip=augment.vertical_flip,
+        rotation=augment.rotation,
         random_erasing=augment.random_erasing,
-        rand_augment=rand_augment_of(augment, seed),
+        policy=policy_of(augment, seed),
+        augmix=augmix_of(augment, seed),
         mix=mix_of(augment, seed, info.image_hwc[:2]),
     )
 
 
 def _refuse_colors(augment: Augment, info: DataInfo) -> None:
     """Refuse colour changes that are not defined for these images."""
-    if augment.hue_jitter and info.image_hwc[2] != 3:
+    for name, rule in (("hue_jitter", "A hue needs"), ("grayscale", "A colour image has")):
+        value, channels = getattr(augment, name), info.image_hwc[2]
+        if value and channels != 3:
+            raise ConfigError(
+                f"{name} is {value:g}, but the images of {info.name} have {channels} channels.",
+                rule=f"{rule} red, green and blue.",
+                remedy=f"Leave {name} out.",
+            )
+    asked = [name for name in COLOR_OPTIONS if getattr(augment, name)]
+    if info.image_dtype != "uint8" and asked:
         raise ConfigError(
-            f"hue_jitter is {augment.hue_jitter:g}, but the images of {info.name} have {info.image_hwc[2]} channels.",
-            rule="A hue needs red, green and blue.",
-            remedy="Leave hue_jitter out.",
-        )
-    if info.image_dtype != "uint8" and (augment.color_jitter or augment.hue_jitter or augment.rand_augment):
-        raise ConfigError(
-            f"Colour changes were requested, but the images are {info.image_dtype}.",
-            rule="color_jitter, hue_jitter and rand_augment are defined on whole numbers from 0 to 255.",
+            f"Colour changes were requested ({asked[0]}), but the images are {info.image_dtype}.",
+            rule=f"{', '.join(COLOR_OPTIONS[:-1])} and {COLOR_OPTIONS[-1]} are defined on whole numbers from 0 to 255.",
             remedy="Give the images as uint8, or leave these options out.",
         )
 
@@ -125,7 +147,7 @@ def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train:
         values = (images.astype(np.float32) - centre) * scale
     else:
         rows, columns, inside = _places(index, epoch, spec, images.shape[1:3], train)
-        values = (_take(images, rows, columns, xp).astype(np.float32) - centre) * scale
+        values = (take_pixels(images, rows, columns).astype(np.float32) - centre) * scale
         if inside is not None:
             # After normalisation: the padding is 0 for the network, which is the mean colour, and not black.
             values = xp.where(inside, values.reshape(inside.shape), np.float32(0)).reshape(values.shape)
@@ -154,18 +176,28 @@ def draw_offsets(
 
 
 def _moves(spec: Preprocess) -> bool:
-    return spec.augmentation != "none" or (spec.rand_augment is not None and spec.rand_augment.moves_pixels)
+    return spec.augmentation != "none" or spec.vertical_flip or _warps(spec)
+
+
+def _warps(spec: Preprocess) -> bool:
+    """Say whether pixels are moved by more than a crop and flips."""
+    return bool(spec.rotation) or (spec.policy is not None and moves_pixels(spec.policy))
 
 
 def _recolored(images: Array, index: Array, epoch: Epoch, spec: Preprocess) -> Array:
     """Return the images with their colours changed, as bytes; unchanged if no option asks for it."""
-    if not (spec.color_jitter or spec.hue_jitter or spec.rand_augment):
+    changes = (spec.color_jitter, spec.hue_jitter, spec.grayscale, spec.gaussian_blur, spec.policy, spec.augmix)
+    if not any(changes):
         return images
     x = images.astype(np.float32)
     if spec.color_jitter or spec.hue_jitter:
         x = jitter(x, index, epoch, (spec.color_jitter, spec.hue_jitter), spec.seed)
-    if spec.rand_augment is not None:
-        x = change_colors(x, index, epoch, spec.rand_augment)
+    if spec.grayscale or spec.gaussian_blur:
+        x = sometimes(x, index, epoch, (spec.grayscale, spec.gaussian_blur), spec.seed)
+    if spec.policy is not None:
+        x = change_colors(x, index, epoch, spec.policy)
+    if spec.augmix is not None:
+        x = augmix(x, index, epoch, spec.augmix)
     # Back to bytes, as if the file had these colours: host and device then normalise the same numbers.
     return x.astype(np.uint8)
 
@@ -207,9 +239,9 @@ def _places(
     """
     xp = array_module(index)
     height, width, channels = spec.image_hwc
-    warped = train and spec.rand_augment is not None and spec.rand_augment.moves_pixels
-    if warped and spec.rand_augment is not None:
-        rows, columns = source_pixels(index, epoch, spec.rand_augment, (height, width))
+    warped = train and _warps(spec)
+    if warped:
+        rows, columns = source_pixels(index, epoch, spec.policy, (height, width), (spec.rotation, spec.seed))
     else:
         rows, columns = (xp.arange(size, dtype=np.int32) for size in (height, width))
         rows, columns = rows[None, :, None], columns[None, None, :]
@@ -235,6 +267,9 @@ def _places(
     if train and spec.augmentation in _FLIPS:
         # After the padding was found: it is the same for a mirrored image.
         columns = xp.where(flip, source_hw[1] - 1 - columns, columns)
+    if train and spec.vertical_flip:
+        turned = draw(spec.seed, epoch, index, _DOWN_PURPOSE)[:, None, None] >> np.uint32(31) == np.uint32(1)
+        rows = xp.where(turned, source_hw[0] - 1 - rows, rows)
     return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
 
 
@@ -242,12 +277,3 @@ def _reflected(at: Array, size: int, xp: ModuleType) -> Array:
     """Return positions mirrored at the first and the last pixel, which are not repeated."""
     at = xp.abs(at)
     return xp.minimum(at, 2 * (size - 1) - at)
-
-
-def _take(images: Array, rows: Array, columns: Array, xp: ModuleType) -> Array:
-    """Gather pixels by flat index: one gather for XLA, and for NumPy three times faster than three indices."""
-    count, height, width, channels = images.shape
-    first_row = xp.arange(count, dtype=np.int32)[:, None, None] * height
-    pixel = (first_row + rows) * width + columns
-    # Positions are inside already. The default mode of JAX would check every one and fill in NaN.
-    return images.reshape(-1, channels).take(pixel, axis=0, mode="clip")
