@@ -2,6 +2,7 @@
 
 import ast
 import email
+import json
 import os
 import re
 import subprocess
@@ -159,7 +160,9 @@ def test_every_package_that_is_imported_is_declared():
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 imported.add(node.module.partition(".")[0])
     declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name, _ in requirements()}
-    undeclared = imported - declared - set(sys.stdlib_module_names) - {"headrace", "jaxlib"}  # jaxlib: jax requires it
+    undeclared = (
+        imported - declared - set(sys.stdlib_module_names) - {"headrace", "headrace_reference", "jaxlib"}
+    )  # jaxlib: jax requires it
     assert not undeclared
 
 
@@ -203,3 +206,22 @@ def test_contributing_says_what_is_so():
     for room_file in re.findall(r"`((?:[a-z_]+/)+(?:[\w*]+\.(?:py|yml))?)`", page):
         folders = (ROOT, ROOT / "src", ROOT / "src" / "headrace")
         assert any(list(folder.glob(room_file.rstrip("/"))) for folder in folders), room_file
+
+
+def test_containers_are_made_of_what_is_here():
+    """The image and the containers for development; hadolint and their schema were asked by hand, no engine is here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    makefile, image = (ROOT / "Makefile").read_text(), (ROOT / "Dockerfile").read_text()
+    python, *others = set(re.findall(r"^FROM python:([\d.]+)-", image, re.MULTILINE))
+    assert not others
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
+    for extra in re.findall(r"EXTRAS=\[(\w+)\]", image):
+        assert extra in project["optional-dependencies"]
+    files = sorted((ROOT / ".devcontainer").rglob("devcontainer.json"))
+    assert len(files) == 2
+    for file in files:
+        container = json.loads(file.read_text())
+        assert f"python:{python}-" in container["image"]
+        target, *pip = container["updateContentCommand"].removeprefix("make ").split(" && ")
+        assert f"\n{target}:" in makefile
+        assert [re.findall(r"\[(\w+)\]", line) for line in pip] == [["cuda"]] * ("cuda" in str(file))
