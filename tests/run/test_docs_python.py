@@ -33,6 +33,13 @@ def notebook() -> dict[str, str]:
     return {"code": "\n".join("".join(cell["source"]) for cell in code), "printed": printed}
 
 
+def short_notebook() -> str:
+    """Return the code of the notebook with an epoch of four steps."""
+    code = notebook()["code"]
+    assert code.count("epochs=6") == 1
+    return code.replace("epochs=6", "epochs=1, steps_per_epoch=4")
+
+
 def make_photos(place: Path) -> None:
     rng = np.random.default_rng(0)
     for split, count in (("train", 20), ("val", 4)):
@@ -51,11 +58,9 @@ def test_the_programs_and_the_notebook_run(tmp_path):
     for before, after in SMALLER.items():
         assert before in first
         first = first.replace(before, after)
-    cells = notebook()["code"]
-    assert "epochs=6" in cells
-    cells = cells.replace("epochs=6", "epochs=1, steps_per_epoch=4")
-    # one process: they share the time to start, and programs
-    printed = run("\n".join([MAKE_WEIGHTS, first, *FILES.values(), cells]), tmp_path)
+    cells = short_notebook()
+    # one process: they share the time to start, and programs; the notebook twice, as in one kernel
+    printed = run("\n".join([MAKE_WEIGHTS, first, *FILES.values(), cells, cells]), tmp_path)
     assert (tmp_path / "model.onnx").stat().st_size > 500
     assert (tmp_path / "digits.onnx").stat().st_size > 500
     assert re.search(r"RunResult\(finished at step 20, top-1 .* % at the end, runs/cifar_resnet8-digits-", printed)
@@ -67,6 +72,13 @@ def test_the_programs_and_the_notebook_run(tmp_path):
     assert "\nstopped the loss is low enough\n" in printed
     assert re.search(r"^\{'confidence': 0\.\d+\}$", printed, re.M)
     assert "(1437, 32, 32, 1) uint8 (360, 32, 32, 1)" in printed
+
+
+def test_the_notebook_runs_again_in_a_fresh_kernel(tmp_path):
+    """In the folder where it ran before: each fit is a run of its own."""
+    for _ in range(2):
+        run(short_notebook(), tmp_path)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_the_notebook_was_executed_and_shows_one_progress_line():
