@@ -147,7 +147,8 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=bool(os.isatty(1) or environ.get("PYTHONUNBUFFERED")))
-    sys.path[:] = [*filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[2:]]
+    # Behind them what this server found: of an installed Headrace, its folder is also that of all other packages.
+    sys.path[:] = [*filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
     jax.config.update("jax_platforms", environ.get("JAX_PLATFORMS") or None)
     filters = environ.get("PYTHONWARNINGS", "").split(",")
     while words[0] == "-W":
