@@ -16,7 +16,7 @@ import headrace
 ROOT = Path(__file__).parents[1]
 MODULES: dict[str, ModuleType] = {
     "headrace": headrace,
-    **{f"headrace.{name}": getattr(headrace, name) for name in ("loops", "nn", "schedules")},
+    **{f"headrace.{name}": getattr(headrace, name) for name in ("loops", "nn", "ray", "schedules")},
 }
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")])
 # These explain the inside of the package, or name what is gone.

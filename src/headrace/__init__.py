@@ -58,7 +58,12 @@ _HOME = {
     "draw_run": "headrace.report.curve_svg",
     "read_records": "headrace.telemetry.records",
 }
-_MODULES = {"loops": "headrace.program.loops", "nn": "headrace.nn", "schedules": "headrace.schedules"}
+_MODULES = {
+    "loops": "headrace.program.loops",
+    "nn": "headrace.nn",
+    "ray": "headrace.ray",
+    "schedules": "headrace.schedules",
+}
 
 __all__ = [
     "Callback",
@@ -102,6 +107,7 @@ __all__ = [
     "nn",
     "open_dataset",
     "pipeline",
+    "ray",
     "read_digits",
     "read_records",
     "recomputation_checkpoint",
@@ -115,7 +121,7 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from headrace import nn, schedules
+    from headrace import nn, ray, schedules
     from headrace.checkpoint.store import load as load_checkpoint
     from headrace.checkpoint.store import newest_good as newest_checkpoint
     from headrace.checkpoint.store import restore_tree

@@ -11,8 +11,15 @@ import pytest
 from tests.job.processes import PATIENCE, SRC
 
 FIT = """
+import jax
+class Tell(hr.Callback):
+    every_process = True
+    def on_epoch_end(self, event):
+        print("told", event.step, event.loss, flush=True)
+        return "only the first process may stop a run" if jax.process_index() else None
+
 model = hr.Model("cifar_resnet8")
-run = model.fit("digits", epochs=1, validation=False, weight_updates_per_epoch=2, {options})
+run = model.fit("digits", epochs=2, validation=False, weight_updates_per_epoch=2, callbacks=[Tell()], {options})
 report = model.evaluate("digits", steps=1)
 print("fitted", run.directory.name, run.step, report["num_samples"], flush=True)
 """
@@ -73,15 +80,20 @@ def test_two_processes_fit_one_model(way: str, tmp_path: Path) -> None:
         environs = [shared | {"RANK": number, "LOCAL_RANK": number} for number in ("0", "1")]
         program = PROGRAM
     else:
-        environs = [{"ADDRESS": f"127.0.0.1:{port}", "NUMBER": number} for number in ("0", "1")]
+        shared = {"ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_CPU_DEVICES": "2"}
+        environs = [shared | {"NUMBER": number} for number in ("0", "1")]
         program = CONNECTED
     ends = run_all(program.format(options="batch_size=64"), environs, tmp_path)
     assert [code for code, _ in ends] == [0, 0], ends
     (directory,) = (tmp_path / "runs").iterdir()  # one run, not one for each process
     for _, printed in ends:
-        assert f"fitted {directory.name} 2 " in printed
-    first = ends[0][1]
-    assert "(2 replicas)" in first
+        assert f"fitted {directory.name} 4 " in printed
+    first, second = (printed for _, printed in ends)
+    assert [line for line in first.splitlines() if line.startswith("told")] == [
+        line for line in second.splitlines() if line.startswith("told")
+    ]
+    # where JAX is connected already, all of its devices are used
+    assert f"({4 if way == 'Ray' else 2} replicas)" in first
     # what Headrace does not watch, it says so
     assert ("were connected by what started them" in first) == (way == "Ray")
 

@@ -1,8 +1,9 @@
 """Callbacks: what code or options do when a call, an epoch or a validation has ended. They may stop the run.
 
-They run in process 0, in the thread that reads results, while the devices work on the next call. After an epoch or a
-validation that a callback waits for, the next call is launched only once it has decided, so that a run stops at the
-same step every time. After a call the next ones are launched already: a run stops a call or two later.
+They run in process 0 (in all processes where a callback says so), in the thread that reads results, while the devices
+work on the next call. After an epoch or a validation that a callback waits for, the next call is launched only once it
+has decided, so that a run stops at the same step every time. After a call the next ones are launched already: a run
+stops a call or two later.
 """
 
 import math
@@ -47,7 +48,13 @@ class ValidationEvent:
 
 
 class Callback:
-    """Base of callbacks: override what is needed. A returned sentence stops the run and is recorded as the reason."""
+    """Base of callbacks: override what is needed. A returned sentence stops the run and is recorded as the reason.
+
+    In a job they are called in process 0; with `every_process` in all of them. What process 0 returns counts, and the
+    `history` of the others begins where the run was resumed.
+    """
+
+    every_process = False
 
     def on_call_end(self, event: TrainingEvent) -> str | None:
         """Do something after a call of the device program, about once a second."""
@@ -125,8 +132,9 @@ _EPOCH, _VALIDATION = "on_epoch_end", "on_validation_end"
 class Callbacks:
     """The callbacks of a run, and the reason for which one of them wants it to stop."""
 
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self._callbacks = tuple(callbacks)
+    def __init__(self, callbacks: Sequence[Callback] = (), *, is_first: bool = True) -> None:
+        self._callbacks, self._is_first = tuple(callbacks), is_first
+        self._called = tuple(each for each in callbacks if is_first or each.every_process)
         self.reason: str | None = None
 
     @property
@@ -139,13 +147,13 @@ class Callbacks:
         return (epoch_ends and self.wait_for_epochs) or (validated and self._any(_VALIDATION))
 
     def call_ended(self, event: TrainingEvent) -> None:
-        self._decide([callback.on_call_end(event) for callback in self._callbacks])
+        self._decide([callback.on_call_end(event) for callback in self._called])
 
     def epoch_ended(self, event: TrainingEvent) -> None:
-        self._decide([callback.on_epoch_end(event) for callback in self._callbacks])
+        self._decide([callback.on_epoch_end(event) for callback in self._called])
 
     def validation_ended(self, event: ValidationEvent) -> None:
-        self._decide([callback.on_validation_end(event) for callback in self._callbacks])
+        self._decide([callback.on_validation_end(event) for callback in self._called])
 
     def _decide(self, reasons: Iterable[str | None]) -> None:
         for reason in reasons:
@@ -155,7 +163,7 @@ class Callbacks:
                     rule="It returns None, or the reason for which the run is to stop, as text.",
                 )
             # The first reason counts: later calls may already be under way when it is given.
-            self.reason = self.reason or reason
+            self.reason = self.reason or (reason if self._is_first else None)
 
     def _any(self, method: str) -> bool:
         # Only callbacks that override a method make the run wait for it: waiting costs the overlap of two calls.

@@ -29,7 +29,7 @@ from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
 from headrace.engine.visible import visible_devices
-from headrace.job import check_devices_per_replica, current_group, devices_of_this_process
+from headrace.job import check_devices_per_replica, current_group, devices_of_this_process, is_watched
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
@@ -164,7 +164,8 @@ class Design:
 
     def callbacks(self) -> Callbacks:
         """Return the callbacks that options and code ask for."""
-        return Callbacks((*callbacks_of(self.config.run, self.monitored), *self.custom.callbacks))
+        asked = callbacks_of(self.config.run, self.monitored)
+        return Callbacks((*asked, *self.custom.callbacks), is_first=current_group().is_first)
 
 
 def design_run(
@@ -323,8 +324,9 @@ def uneven_remarks(config: Config, info: DataInfo) -> tuple[str, ...]:
 def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """Return the configuration with as many replicas as there are devices, if their number is left open.
 
-    Virtual CPU devices are counted only where `auto` is asked for. In a job every process has the same number of
-    replicas, one at least. The number becomes part of the configuration, for a resumed run.
+    Virtual CPU devices are counted only where `auto` is asked for, or where somebody else has connected JAX and thereby
+    said what it has. In a job every process has the same number of replicas, one at least. The number becomes part of
+    the configuration, for a resumed run.
     """
     resolved = _without_crops_on_cpu(resolved)
     config, batch = resolved.config, resolved.config.batch
@@ -333,7 +335,7 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
         return resolved
     devices = visible_devices(config.run.platform, details=False)
     platform, count = devices.platform, devices_of_this_process(devices.count)
-    if platform == "cpu" and not asked:
+    if platform == "cpu" and not asked and (current_group().is_alone or is_watched()):
         count = 1
     if not asked and count * processes == 1:
         return resolved

@@ -197,8 +197,7 @@ class RunRecorder:
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
             self._sinks.histograms(call.last_step, histograms)
-        if self._writes:
-            self._call_back(call.last_step, metrics, sums)
+        self._call_back(call.last_step, metrics, sums)
         if call.copy is not None:
             steps = self._design.plan.steps
             self.save(call.copy, call.last_step, must=not steps.checkpoint_seconds or self.step == steps.total_steps)
@@ -504,15 +503,14 @@ class RunRecorder:
             if weights not in recorded:
                 self._record_validation(step, weights, reports[weights], seconds)
         self._sinks.sync()
-        if self._writes:
-            event = ValidationEvent(
-                directory=self._directory.path,
-                step=step,
-                epoch=self._epoch(step),
-                results={record.weights: record for record in self.validations if record.step == step},
-                history=tuple(self.validations),
-            )
-            self.callbacks.validation_ended(event)
+        event = ValidationEvent(
+            directory=self._directory.path,
+            step=step,
+            epoch=self._epoch(step),
+            results={record.weights: record for record in self.validations if record.step == step},
+            history=tuple(self.validations),
+        )
+        self.callbacks.validation_ended(event)
 
     def _record_validation(self, step: int, weights: str, report: dict[str, Any], seconds: float) -> None:
         record = ValidationRecord(

@@ -97,9 +97,16 @@ def read_run_together(group: ProcessGroup, path: Path, *, given: Collection[str]
 
 def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:
     """Return what process 0 found, in every process; the tensors stay there, and reach the others with the state."""
-    facts = group.broadcast(found and {"step": found.step, "begins_anew": found.arrays is None})
+    facts = group.broadcast(
+        found and {"step": found.step, "begins_anew": found.arrays is None, "epoch_sums": found.epoch_sums.to_dict()}
+    )
     # The other processes have no tensors; `{}` only says that there are some, which decides what is restored from.
-    return found or Restored(directory=directory, step=facts["step"], arrays=None if facts["begins_anew"] else {})
+    return found or Restored(
+        directory=directory,
+        step=facts["step"],
+        arrays=None if facts["begins_anew"] else {},
+        epoch_sums=Unlogged.from_dict(facts["epoch_sums"]),
+    )
 
 
 def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> None:
