@@ -107,6 +107,16 @@ SCREENS: Mapping[str, Screen] = {
             },
         },
     ),
+    "sweep": Screen(
+        about="Train once for each combination of values, separated by commas, and compare the runs at the end. "
+        "The same command, or headrace resume DIR, continues a sweep.",
+        examples=(
+            ("headrace sweep photos/ --lr 0.01,0.03 --model resnet18,resnet34", ""),
+            ("headrace sweep photos/ --folds 5", "mean and spread over five folds"),
+            ("headrace sweep photos/ --seed 1,2,3 --jobs 3", "a GPU for each"),
+        ),
+        rows={"results": {"output DIR": "directory of the sweep [runs/sweep-TIME]"}, "device": _DEVICE},
+    ),
     "lr-find": Screen(
         about="Find a learning rate: a short run whose rate grows until the loss rises. Only the plot is written.",
         examples=(("headrace lr-find --dataset-path photos/", "for your images"),),

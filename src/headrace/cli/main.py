@@ -35,6 +35,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("train", "train", "main", "train a network; alone, the demo"),
     Command("resume", "train", "resume", "resume a run from its last checkpoint"),
+    Command("sweep", "sweep", "main", "train for several values of options, or several folds"),
     Command("validate", "validate", "main", "measure the accuracy of a run's checkpoints"),
     Command("predict", "predict", "main", "predict the classes of images"),
     Command("explain", "explain", "explain", "show where in an image a network found its class"),
@@ -58,7 +59,8 @@ COMMANDS = (
 )
 # What others call a command, or what it is looked for as.
 _OTHER_COMMANDS = {
-    "train": "fit finetune fine-tune fine_tune learn run start tune",
+    "train": "fit finetune fine-tune fine_tune learn run start",
+    "sweep": "tune search grid gridsearch hpo optuna kfold k-fold cv",
     "resume": "continue restart",
     "validate": "eval evaluate val test score",
     "predict": "infer inference classify detect label",
@@ -77,7 +79,7 @@ _OTHER_COMMANDS = {
     "launch": "torchrun mpirun distributed",
 }
 _TOPICS = {
-    "train": ("train", "resume", "lr-find"),
+    "train": ("train", "resume", "sweep", "lr-find"),
     "use": ("validate", "predict", "explain", "export", "convert", "average"),
     "results": ("runs", "compare", "report", "board"),
     "look up": ("models", "configs", "devices", "data", "completion"),

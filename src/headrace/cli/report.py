@@ -39,7 +39,7 @@ def report(argv: list[str]) -> int:
     if args.platform and not args.images:
         raise ConfigError("--platform is given without --images.", rule="Only the prediction of images needs a device.")
     from headrace.report.comparison import read_compared
-    from headrace.report.run_report import REPORT_FILE, write_comparison, write_run_report
+    from headrace.report.run_report import COMPARISON_FILE, REPORT_FILE, write_comparison, write_run_report
 
     runs = read_compared(args.paths)
     if args.images:
@@ -53,7 +53,7 @@ def report(argv: list[str]) -> int:
             count = write_mistakes(run.path, read_mapping(file))
             more = f"; TensorBoard has {count} mistakes" if count else ""
             print(f"images: {shlex.quote(str(file))}{more}")
-    file = args.output or (runs[0].path / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
+    file = args.output or (runs[0].path / REPORT_FILE if len(runs) == 1 else Path(COMPARISON_FILE))
     with writing(file, "-o"):
         if len(runs) == 1:
             write_run_report(runs[0].path, file)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments
@@ -69,6 +70,12 @@ def resume(argv: list[str]) -> int:
             "run_dir", metavar="RUN_DIR", type=local_path, help="directory of a run that was started before"
         )
 
+    from headrace.run.sweep import is_sweep
+
+    if argv and is_sweep(Path(argv[0])):
+        from headrace.cli.sweep import resume as resume_sweep
+
+        return resume_sweep(Path(argv[0]), argv[1:])
     parsed = read_arguments(without_recipe(argv), "headrace resume", add_arguments, RESUME_DESCRIPTION)
     from headrace.job import join_job
     from headrace.run.fit import resume as resume_run

@@ -14,7 +14,8 @@ from headrace.report.run_summary import RunSummary, describe_data_apart
 from headrace.report.sections import run_sections, run_title
 from headrace.rows.values import format_value
 
-REPORT_FILE = "report.html"
+REPORT_FILE, COMPARISON_FILE = "report.html", "comparison.html"
+Table = tuple[str, tuple[str, ...], Sequence[tuple[object, ...]]]  # title, heading, rows
 _WORST = 5  # classes and mistakes in a text
 
 
@@ -73,12 +74,16 @@ def evaluation_lines(images: Mapping[str, Any], report: Mapping[str, Any]) -> li
     return lines
 
 
-def write_comparison(runs: Sequence[RunSummary], file: Path) -> None:
-    """Write a page that compares runs."""
+def write_comparison(runs: Sequence[RunSummary], file: Path, tables: Sequence[Table] = ()) -> None:
+    """Write a page that compares runs; `tables` come first."""
     curves = [Curves(run.path) for run in runs]
     for each in curves:
         each.read_more()
-    write_atomic(file, comparison_page(runs, curves, {}).encode())
+    above = [
+        section(f"table{place}", title, rows_table(rows, heading))
+        for place, (title, heading, rows) in enumerate(tables)
+    ]
+    write_atomic(file, comparison_page(runs, curves, {}, *above).encode())
 
 
 def comparison_page(
