@@ -59,6 +59,29 @@ def test_stages_take_devices_and_the_batch_has_to_divide(machine):
     assert "2 of them unused: --batch-size 32 has to divide" in uneven.notes[0]
 
 
+@pytest.mark.parametrize("devices", range(1, 10))
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_the_numbers_said_are_right_for_every_combination(machine, devices, stages):
+    """Of devices, stages and batch: against what the words mean, and not against the formula."""
+    machine("cpu", devices)
+    for size, count in ((None, None), (64, 1), (60, 1), (7, 1), (48, 3)):
+        batch = {} if size is None else {"batch_size": f"{size}", "gradient_accumulation_count": f"{count}"}
+        options = {"num_replicas": "auto", "num_pipeline_stages": f"{stages}", "pipeline_schedule": "Sequential"}
+        found = settled(**options, **batch)
+        replicas = found.config.batch.num_replicas
+        (note,) = [text for text in found.notes if text.startswith("num_replicas")]
+        assert note.startswith(f"num_replicas is {replicas}, chosen from {devices} cpu device{'s' * (devices > 1)}")
+        possible = [r for r in range(1, devices + 1) if r * stages <= devices]
+        even = [r for r in possible if size is None or size % (r * (count or 1)) == 0]
+        assert replicas == max(even, default=1)
+        spare = devices - replicas * stages
+        assert ("of them unused" in note) == (spare > 0)
+        assert spare <= 0 or f", {spare} of them unused" in note
+        assert (f"--batch-size {size} has to divide" in note) == (replicas < max(possible, default=1))
+        assert (f", fewer than the {stages} for the stages of each" in note) == (devices < stages)
+        assert (f", {stages} for the stages of each" in note) == (1 < stages <= devices)
+
+
 @pytest.mark.parametrize(("platform", "replicas"), [("gpu", 16), ("cpu", 2)])
 def test_a_process_for_each_host_has_all_its_devices(machine, monkeypatch, platform, replicas):
     """On Kubernetes and SkyPilot, where 7 of 8 GPUs had nothing to do; a CPU is one device."""

@@ -346,21 +346,23 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
         micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None),
     )
     wide = design_run(replace(config, batch=some_batch), custom, absent_ok=True).plan.devices_per_replica
-    parts = batch.gradient_accumulation_count or 1
+    parts, most = batch.gradient_accumulation_count or 1, max(1, count // wide)
     # batch_size is exact: replicas that do not divide it would change what was asked for.
     fitting = [
         each
-        for each in range(1, count // wide + 1)
+        for each in range(1, most + 1)
         if not batch.batch_size or batch.batch_size % (each * processes * parts) == 0
     ]
     each = max(fitting, default=1)
-    idle = max(count - each * wide, 0)
     where = f"from {count} {platform} device{'s' * (count != 1)}"
     where += f" in each of {processes} processes" if processes > 1 else ""
-    where += f", {wide} for the stages of each" if wide > 1 else ""
-    where += (
-        f", {idle} of them unused: --batch-size {batch.batch_size} has to divide" if idle and batch.batch_size else ""
-    )
+    if count < wide:
+        where += f", fewer than the {wide} for the stages of each"
+    else:
+        where += f", {wide} for the stages of each" if wide > 1 else ""
+        idle = count - each * wide
+        where += f", {idle} of them unused" if idle else ""
+        where += f": --batch-size {batch.batch_size} has to divide" if each < most else ""
     chosen = {"num_replicas": Given(value=each * processes, origin=Origin(kind=CHOSEN, where=where))}
     note = f"num_replicas is {each * processes}, {CHOSEN} {where}"
     return replace(with_values(resolved, chosen), notes=(*resolved.notes, note))
