@@ -31,7 +31,35 @@ from headrace_reference.tables import (
 
 
 def refuse_missing_splits(found: Found) -> None:
-    """Refuse `--pipeline` without as many splits as its shards need, and list those that the network has."""
+    """Refuse what needs stages where their splits are left out, and list those that the network has.
+
+    `--pipeline` needs as many as its shards say, `--pipeline-splits` a word, a device mapping stages to map, and so
+    does tf2's recomputation.
+    """
+    typed_splits, mapping, recomputation = (
+        found[name] for name in ("pipeline_splits", "device_mapping", "recomputation")
+    )
+    if max(found["num_pipeline_stages"].value, stages_of_splits(typed_splits.value)) == 1:
+        name = rule = ""
+        if recomputation.value and found["application"].value == "tf2":
+            name, rule = "recomputation", "In application tf2, recomputation keeps the inputs of the stages."
+        # Of a network that code gives, the options do not know the splits.
+        if mapping.value and mapping.origin == COMMAND_LINE:
+            name, rule = "device_mapping", "device_mapping is about the stages of a pipeline: two or more."
+        if name:
+            where = f", in {describe(found, 'application')}" if name == "recomputation" else ""
+            raise ConfigError(
+                f"{describe(found, name)} without pipeline stages{where}.",
+                rule=rule,
+                remedy="Name them with --pipeline-splits or --num-pipeline-stages, or leave "
+                f"{name} out. {possible_splits(found)}",
+            )
+    if typed_splits.origin == COMMAND_LINE and not typed_splits.value:
+        raise ConfigError(
+            "--pipeline-splits without a name.",
+            rule="Each names the block that starts a new stage; a number makes that many splits, 0 none.",
+            remedy=possible_splits(found),
+        )
     if not found["pipeline"].value:
         return
     shards, splits = found["shards"].value or 1, found["pipeline_splits"].value
@@ -49,10 +77,10 @@ def refuse_missing_splits(found: Found) -> None:
 
 
 def possible_splits(found: Found) -> str:
-    """Return a sentence with the splits of the network, under that application's names.
+    """Return a sentence with the splits of the network: its blocks, in tf1 under that application's names.
 
-    For a ResNet these are the ReLUs after its units, for an EfficientNet its blocks and the parts of those that change
-    the shape, for other networks the names of our blocks.
+    There, for a ResNet these are the ReLUs after its units, for an EfficientNet its blocks and the parts of those that
+    change the shape, for other networks the names of our blocks.
     """
     # Here, since importing JAX takes a second that reading options should not.
     from headrace.model.zoo import build_network
@@ -63,7 +91,7 @@ def possible_splits(found: Found) -> str:
     network = build_network(config.model, variant.num_classes, (variant.image_size, variant.image_size, 3))
     points = network.split_points()
     theirs = re.compile(r"b\d+/\d+/relu|block\d+[a-z]|block\d+a/(b|SE|c)|Top")
-    names = [name for name in points if theirs.fullmatch(name) and points[name] > (0, 0)]
+    names = [name for name in points if _is_tf1(found) and theirs.fullmatch(name) and points[name] > (0, 0)]
     names = sorted(names, key=lambda name: points[name]) or list(network.block_names[1:])
     return f"Possible splits of {network.name}: {', '.join(names)}."
 
@@ -169,21 +197,7 @@ def _period_rule(name: str, verb: str) -> ReferenceRule:
     )
 
 
-AFTER = (
-    *(_period_rule(name, verb) for name, verb in EVENTS.items()),
-    ReferenceRule(
-        broken=lambda found: (
-            found["application"].value == "tf2"
-            and found["recomputation"].value
-            and max(found["num_pipeline_stages"].value, stages_of_splits(found["pipeline_splits"].value)) == 1
-        ),
-        problem=lambda found: (
-            f"{describe(found, 'recomputation')} without pipeline stages, in {describe(found, 'application')}."
-        ),
-        rule="In application tf2, recomputation keeps the inputs of the stages.",
-        remedy="Name stages with --pipeline-splits, or leave the application out.",
-    ),
-)
+AFTER = (*(_period_rule(name, verb) for name, verb in EVENTS.items()),)
 
 
 def check_before(found: Found) -> None:
@@ -194,7 +208,8 @@ def check_before(found: Found) -> None:
 def check_after(asked: Found, translated: Found) -> None:
     """Refuse what can be translated but not run."""
     _check(AFTER, translated)
-    refuse_missing_splits({**translated, "shards": asked["shards"], "pipeline": asked["pipeline"]})
+    kept = ("application", "shards", "pipeline")
+    refuse_missing_splits({**translated, **{name: asked[name] for name in kept}})
 
 
 def _check(rules: tuple[ReferenceRule, ...], found: Found) -> None:
