@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
 
-from headrace.__main__ import run_script
+from headrace_reference.program import run_script
 
 if __name__ == "__main__":
     sys.exit(run_script("verify_dataset"))

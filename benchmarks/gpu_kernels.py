@@ -47,9 +47,9 @@ def absent_gpu() -> Any:
 
 def compiled_text(job: str, blocks: list[str], device: Any, excess: bool) -> str:
     """Return the program of some blocks' forward and backward pass, as XLA would run it."""
+    from headrace.config.load import config_from
     from headrace.model.context import Ctx, Draws
     from headrace.run.design import design_run
-    from headrace_reference.entrance import config_from
 
     name, batch, size = (*job.split(":"), "224")[:3]
     config = config_from(

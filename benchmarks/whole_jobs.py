@@ -91,11 +91,11 @@ def export_arrays(options: dict[str, Any], to: Path) -> str:
     """Write a dataset's arrays for the peer, as Headrace reads them; return its augmentation."""
     import numpy as np
 
+    from headrace.config.load import config_from
     from headrace.data.dataset import open_dataset
-    from headrace_reference.entrance import config_from
 
     opened = open_dataset(config_from(options).data, 0)
-    parts = {"mean": np.array(opened.info.channel_mean), "std": np.array(opened.info.channel_std)}
+    parts: dict[str, Any] = {"mean": np.array(opened.info.channel_mean), "std": np.array(opened.info.channel_std)}
     for source, (x, y) in ((opened.train, ("x", "y")), (opened.validation, ("xt", "yt"))):
         index = np.arange(len(source))
         parts |= {x: np.asarray(source.read(index, 0)), y: np.asarray(source.labels)[index].astype(np.uint8)}

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from headrace.config.load import resolve_code
 from headrace.run import benchmarks, training
-from headrace_reference.entrance import resolve_code
 
 HEADRACE_OPTIONS = training.compiler_options
 

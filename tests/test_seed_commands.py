@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main, run_script
-from headrace.cli.options import read_arguments
+from headrace.cli.options import read_arguments, without_recipe
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
-from headrace_reference.entrance import without_recipe
 from tests.seeds.reading import (
     NOT_OURS,
     SeedCommand,

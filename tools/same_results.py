@@ -57,8 +57,8 @@ def texts_of(value: Any) -> Any:
 
 def _moved(name: str) -> Any:
     """Return a function that is in another file in older trees: the oldest first, as this one's package may be seen."""
-    for place in ("headrace.reference.entrance", "headrace_reference.entrance"):
-        with contextlib.suppress(ModuleNotFoundError):
+    for place in ("headrace.reference.entrance", "headrace_reference.entrance", "headrace.config.load"):
+        with contextlib.suppress(ModuleNotFoundError, AttributeError):
             return getattr(importlib.import_module(place), name)
     raise ModuleNotFoundError(name)
 

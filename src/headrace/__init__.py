@@ -16,7 +16,7 @@ _HOME = {
     "load_checkpoint": "headrace.checkpoint.store:load",
     "newest_checkpoint": "headrace.checkpoint.store:newest_good",
     "verify_checkpoint": "headrace.checkpoint.store:verify",
-    "config_from": "headrace_reference.entrance",
+    "config_from": "headrace.config.load",
     "Config": "headrace.config.schema",
     "CheckpointError": "headrace.core.errors",
     "ConfigError": "headrace.core.errors",
@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from headrace.checkpoint.store import newest_good as newest_checkpoint
     from headrace.checkpoint.store import restore_tree
     from headrace.checkpoint.store import verify as verify_checkpoint
+    from headrace.config.load import config_from
     from headrace.config.schema import Config
     from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped
     from headrace.data.dataset import describe_dataset, open_dataset
@@ -150,7 +151,6 @@ if TYPE_CHECKING:
     from headrace.run.run_result import RunResult
     from headrace.run.validation import validate
     from headrace.telemetry.records import read_records
-    from headrace_reference.entrance import config_from
 
 
 def __getattr__(name: str) -> "Any":

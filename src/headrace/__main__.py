@@ -23,7 +23,7 @@ def main() -> int:
 
         return main()
 
-    return _with_packages(run)
+    return with_packages(run)
 
 
 def poprun() -> int:
@@ -34,21 +34,21 @@ def poprun() -> int:
 
         return poprun()
 
-    return _with_packages(run)
+    return with_packages(run)
 
 
 def run_script(script: str) -> int:
-    """Run a script of the reference by its name; return the exit code."""
+    """Run a script of another application, which an installed package translates; return the exit code."""
 
     def run() -> int:
         from headrace.cli.main import run_script
 
         return run_script(script)
 
-    return _with_packages(run)
+    return with_packages(run)
 
 
-def _with_packages(run: "Callable[[], int]") -> int:
+def with_packages(run: "Callable[[], int]") -> int:
     """Run a command; say what to install where a package that Headrace needs is missing, as in a mere clone."""
     try:
         return run()

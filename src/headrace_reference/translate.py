@@ -9,11 +9,12 @@ from typing import Any
 from headrace.config.derived import derive
 from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, RuleOn
 from headrace.config.layers import Found, Given, Layer, Tie
-from headrace.config.load import Translated, build
+from headrace.config.load import build
 from headrace.config.networks import find_variant
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options, options_in
 from headrace.config.section_pipeline import stages_of_splits
+from headrace.config.translations import Translated
 from headrace.core.errors import ConfigError
 from headrace.rows.values import format_value
 from headrace_reference.tables import (

@@ -23,6 +23,7 @@ def test_the_tables_are_up_to_date():
     assert f"{len(all_options())} options" in text
 
 
+@pytest.mark.reference
 def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch, capsys):
     text = PAGE.read_text()
     for variable in ("DATASETS_DIR", "DATA_DIR"):

@@ -13,6 +13,7 @@ def no_data_directory(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
 
 
+@pytest.mark.reference
 def test_list(capsys, tmp_path):
     assert main([]) == 0
     shipped = capsys.readouterr().out
@@ -30,6 +31,7 @@ def test_list(capsys, tmp_path):
     assert capsys.readouterr().out == "first  Mine.\n"
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(
     "argv",
     [
@@ -62,6 +64,7 @@ def test_wrong_words(line: str):
         main(line.split())
 
 
+@pytest.mark.reference
 def test_parse_gives_the_configuration_and_the_commands_own():
     resolved, own = parse(
         ["--config", "resnet8_test", "--epochs=3", "--json", "here", "--no-shuffle"],

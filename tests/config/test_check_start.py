@@ -9,8 +9,8 @@ import pytest
 import headrace
 from headrace.cli.main import main
 from headrace.config.checks import check_start
+from headrace.config.load import override, resolve, resolve_code
 from headrace.core.errors import ConfigError
-from headrace_reference.entrance import override, resolve, resolve_code
 
 HALF = {"precision": "16.32", "half_type": "float16"}
 RAND: dict[str, Any] = {"rand_augment_magnitude": 5.0}
@@ -89,6 +89,7 @@ def test_weights_given_by_code_may_be_frozen() -> None:
     check_start(resolve({"freeze": "backbone", "weights": "file.pth"}, "none", environ={}))
 
 
+@pytest.mark.reference
 def test_the_reference_s_applications_do_what_they_did() -> None:
     options = {"application": "tf2", "half_type": "float16", "precision": "16.16", "loss_scaling": 1}
     check_start(resolve({**options, "target_accuracy": 0.9, "validation": False}, environ={}))

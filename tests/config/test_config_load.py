@@ -14,7 +14,6 @@ from headrace.config.load import config_from, from_saved, override, resolve, to_
 from headrace.config.schema import Config, all_options
 from headrace.core.errors import ConfigError
 from headrace.rows import values
-from headrace_reference import entrance
 
 FILE = """\
 _base: &base
@@ -143,10 +142,11 @@ def test_another_curve_keeps_the_settings_it_knows(tmp_path):
     assert resolved.origins["lr_schedule_params"].where == f"{path}:1"
 
 
+@pytest.mark.reference
 def test_a_stronger_layer_lets_go_of_what_does_not_fit():
     real = resolve({"dataset": "cifar10"}, "synthetic_resnet8", environ={})
     assert real.config.data.num_samples is None
-    sized = entrance.resolve({"global-batch-size": "64"}, "resnet8_test", environ={})
+    sized = resolve({"global-batch-size": "64"}, "resnet8_test", environ={})
     assert (sized.config.batch.global_batch_size, sized.config.batch.gradient_accumulation_count) == (64, None)
     host = config_from({"accelerator_side_preprocess": False})
     assert host.data.eight_bit_transfer is None

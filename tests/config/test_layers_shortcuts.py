@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from headrace.config.load import Resolved, to_saved
+from headrace.config.load import Resolved, config_from, from_saved, override, resolve, to_saved
 from headrace.core.errors import ConfigError
 from headrace.engine.lr_curve import make_lr_curve
-from headrace_reference.entrance import config_from, from_saved, override, resolve
 
 CURVES = {
     "const": {},
@@ -146,6 +145,7 @@ def test_a_saved_run_comes_back_and_may_be_changed():
     assert (mapping.learning_rate, mapping.lr_schedule_params) == (None, {"initial_learning_rate": 0.01})
 
 
+@pytest.mark.reference
 def test_a_recipe_of_the_reference_takes_it_too():
     for name in ("mk2_resnet50_bn_16ipus", "efficientnet_b4_g16_large_batch_size_high_throughput"):
         config = resolve({"learning_rate": "3"}, name, environ={"DATA_DIR": "x"}).config

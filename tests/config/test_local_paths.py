@@ -9,11 +9,11 @@ import pytest
 
 import headrace
 from headrace.cli.main import main
+from headrace.config.load import config_from, resolve
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path, scheme_of
 from headrace.rows.values import PATH
-from headrace_reference.entrance import config_from, resolve
 
 SCHEMES = ("s3://bucket/x", "gs://bucket/x", "hf://datasets/a/b", "az://c/x", "https://host/x", "hf:owner/name")
 
@@ -68,6 +68,7 @@ def test_a_file_address_is_refused_with_its_path() -> None:
         resolve({"dataset_path": "file:///data/x"}, "none", environ={})
 
 
+@pytest.mark.reference
 def test_the_environment_is_refused_where_it_is_used() -> None:
     """The variables may be there for other programs."""
     environ = {"DATASETS_DIR": "s3://bucket"}

@@ -5,9 +5,9 @@ import shlex
 import pytest
 
 from headrace.cli.options import parse
-from headrace.config.load import resolve
+from headrace.config.load import named_blocks, resolve
+from headrace.config.translations import translation
 from headrace.config.yaml_blocks import RECIPES, listed, read_blocks
-from headrace_reference.entrance import REFERENCE, named_blocks
 
 BLOCKS = named_blocks(None)
 
@@ -35,7 +35,7 @@ def test_recipe(name):
 def test_names_are_unique_over_the_files():
     names = [
         block.name
-        for directory in (RECIPES, *REFERENCE.recipes)
+        for directory in (RECIPES, *translation().recipes)
         for path in directory.glob("*.yml")
         for block in listed(read_blocks(path))
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace_reference.entrance import resolve, resolve_code
+from headrace.config.load import resolve, resolve_code
 
 NAME = "timm/resnet50.a1_in1k"
 IMAGENET = (0.485, 0.456, 0.406)

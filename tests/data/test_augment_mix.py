@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from headrace.config.load import config_from, resolve
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.mix import (
@@ -24,7 +25,6 @@ from headrace.data.augmentation.mix import (
     mixup_weights,
 )
 from headrace.run.design import design_run
-from headrace_reference.entrance import config_from, resolve
 
 HW = (12, 20)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets import duplicates
 from headrace.data.sets.folder import list_classes, read_folders
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import format_report, verify
-from headrace_reference.entrance import config_from, resolve
 
 from .image_files import encode, smooth, write_classes
 

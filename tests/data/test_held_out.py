@@ -8,11 +8,11 @@ import pytest
 
 import headrace
 from headrace.cli.main import main
+from headrace.config.load import config_from
 from headrace.core.errors import DataError
 from headrace.core.rng import bits, name_id
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.data.sets.held_out import held_out_mask
-from headrace_reference.entrance import config_from
 
 from .image_files import write_classes
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
 from headrace.data.sets import parquet_set
 from headrace.data.sets.image_sets import detect
 from headrace.data.sets.npz_set import read_npz_set
 from headrace.data.verify import verify
-from headrace_reference.entrance import config_from, resolve
 
 from .image_files import encode, smooth, write_classes
 

@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from headrace.config.load import config_from, resolve
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.feeding.block_reader import feed_options
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.fetch import fetch
 from headrace.data.feeding.order import StepShape
-from headrace_reference.entrance import config_from, resolve
 
 SHAPE = StepShape(
     seed=7,

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.engine.lr_curve import make_lr_curve
@@ -12,7 +13,6 @@ from headrace.engine.optimizer import make_optimizer
 from headrace.engine.trainable import decayed_by_layer, make_trainable
 from headrace.model.custom_block import weights_like
 from headrace.run.design import design_run
-from headrace_reference.entrance import config_from, resolve
 
 NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from headrace.cli.main import main
-from headrace_reference.entrance import known_options
+from headrace.config.translations import known_options
 from tests.fuzz.harness import mutate
 
 HOSTILE = (

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from headrace.config.load import config_from
 from headrace.config.networks import VARIANTS, find_variant
 from headrace.model.activations import Activation
 from headrace.model.build_options import DIALECTS, BuildOptions
@@ -15,7 +16,6 @@ from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.model.zoo import build_network
-from headrace_reference.entrance import config_from
 
 
 def network(

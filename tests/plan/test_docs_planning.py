@@ -14,6 +14,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "planning.md").read
 EXAMPLES = re.findall(r"```\n\$ headrace plan (.*?[^\\])\n(.*?)```", TEXT, re.DOTALL)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(("command", "shown"), EXAMPLES)
 def test_the_command_prints_what_the_page_shows(command, shown, capsys):
     assert main(shlex.split(command.replace("\\\n", " "))) == 0

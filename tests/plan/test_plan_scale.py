@@ -5,11 +5,11 @@ import json
 import pytest
 
 from headrace.cli.plan import main
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.sets.subset import first_samples
 from headrace.data.sets.synthetic import Synthetic, SyntheticSource, generated_source
 from headrace.run.design import design_run, scale_to_devices
-from headrace_reference.entrance import config_from, resolve
 
 
 def rows_of(num_devices, **options):
@@ -18,6 +18,7 @@ def rows_of(num_devices, **options):
     return design_run(changed.config, absent_ok=True).plan, {row.num_devices: row for row in rows}
 
 
+@pytest.mark.reference
 def test_from_16_to_64_to_128_devices():
     # micro batch 16 in 4 stages; 4, 16 and 32 replicas accumulate 256, 64 and 32 times: 16,384 images
     plan, rows = rows_of(128)
@@ -31,23 +32,27 @@ def test_from_16_to_64_to_128_devices():
     assert (plan.num_devices, plan.batch.num_replicas, plan.batch.global_batch_size) == (128, 32, 16384)
 
 
+@pytest.mark.reference
 def test_the_idle_share_is_that_of_a_pipeline_filled_and_emptied_once_per_step():
     _, rows = rows_of(128)
     for row in rows.values():  # S - 1 of M + S - 1 slots
         assert row.idle == pytest.approx(3 / (row.gradient_accumulation_count + 3))
 
 
+@pytest.mark.reference
 def test_fewer_devices_accumulate_more():
     _, rows = rows_of(4)
     assert {n: row.gradient_accumulation_count for n, row in rows.items()} == {4: 1024, 8: 512, 16: 256}
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(("num_devices", "near"), [(0, "4"), (2, "4"), (30, "28 or 32")])
 def test_devices_that_replicas_do_not_fill_are_refused(num_devices, near):
     with pytest.raises(ConfigError, match=f"--num-devices {num_devices} with replicas of 4.*Give {near}, or other"):
         rows_of(num_devices)
 
 
+@pytest.mark.reference
 def test_the_command_prints_the_rows_and_the_options(capsys):
     assert main(["--config", "mk2_resnet50_16k_bn_pipeline", "--num-devices", "64"]) == 0
     printed = capsys.readouterr()

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.config.load import Resolved
+from headrace.config.load import Resolved, named_blocks, resolve
 from headrace.config.schema import Model, Pipeline
 from headrace.config.yaml_blocks import listed
 from headrace.core.units import parse_bytes
 from headrace.data.dataset import describe_dataset
 from headrace.model.zoo import build_network
 from headrace.plan.plan import Plan, make_plan
-from headrace_reference.entrance import named_blocks, resolve
 
 # These need image files or splits to be planned.
 NOT_PLANNED = {"images", "mk2_efficientnet_b4_16ipus_base"}
@@ -49,6 +48,7 @@ def test_a_call_is_as_long_as_data_and_events_allow(name):
     assert plan.steps.num_calls <= stretches * math.ceil(math.ceil(min(events)) / plan.steps.steps_per_call)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(
     ("name", "most", "logs_per_epoch"),
     [
@@ -66,6 +66,7 @@ def test_recipes_whose_events_do_not_divide_an_epoch(name, most, logs_per_epoch)
     assert steps.num_events(steps.log_every) == logs_per_epoch * steps.num_epochs
 
 
+@pytest.mark.reference
 def test_plain_imagenet_has_sixteen_logs_in_the_first_application():
     steps = planned(resolve({"application": "tf1", "dataset": "imagenet"}, environ={})).steps
     assert (steps.updates_per_epoch, steps.num_events(steps.log_every)) == (320_291, 16 * 100)

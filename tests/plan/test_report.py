@@ -68,6 +68,7 @@ def test_json_holds_the_same_numbers(capsys):
     assert record["learning_rate"] == {str(step): pytest.approx(0.064) for step in (0, 1171, 2342, 3513, 4685)}
 
 
+@pytest.mark.reference
 def test_the_command_refuses_what_the_run_would_refuse():
     with pytest.raises(ConfigError, match="5 epochs"):
         main([*RUN, "--num-epochs", "5", "--logs-per-epoch", "0.5", "--application", "tf2"])

@@ -7,8 +7,9 @@ import pytest
 
 from headrace.cli.main import run_script
 from headrace.config.field import find_option, option_names
+from headrace.config.translations import known_options
 from headrace.rows.values import format_value
-from headrace_reference.entrance import detect_application, known_options
+from headrace_reference.applications import detect_application
 from tests.reference.test_tables_defaults import ELSEWHERE, ROWS
 
 

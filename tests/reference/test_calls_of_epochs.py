@@ -10,7 +10,7 @@ from headrace.cli.options import parse
 from headrace.run.callbacks import Callback
 from headrace.run.design import CustomParts, design_run
 from headrace.run.fit import train
-from headrace_reference.entrance import words_of
+from headrace_reference.scripts import script_words
 
 # The document's command but for the network, the images and their number.
 TYPED = "--model toy_model --num-epochs 6 --micro-batch-size 2 --validation False --gradient-accumulation 5"
@@ -35,7 +35,7 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(more: str):
     """Return (after which step each call ended, plan, final weights) of `train.py` with these words."""
-    words = words_of("train", f"{TYPED} {FEW} {HERE} {more}".split())
+    words = script_words("train", f"{TYPED} {FEW} {HERE} {more}".split())
     resolved, _ = parse(words[1:], "headrace train")
     ends = CallEnds()
     result = train(resolved, CustomParts(callbacks=(ends,)))
@@ -63,7 +63,7 @@ def test_the_device_makes_the_pixels_that_the_host_makes():
 
 def test_where_the_images_of_a_call_do_not_fit_the_plan_warns_and_says_what_helps():
     def warned(more: str) -> list[str]:
-        resolved, _ = parse(words_of("train", f"{TYPED} --logs-per-epoch 0.5 {more}".split())[1:], "headrace plan")
+        resolved, _ = parse(script_words("train", f"{TYPED} --logs-per-epoch 0.5 {more}".split())[1:], "headrace plan")
         warnings = design_run(resolved.config, absent_ok=True).plan.warnings
         return [text for text in warnings if text.startswith("--logs-per-epoch 0.5 asks for calls of 10,000 steps")]
 

@@ -9,7 +9,8 @@ import pytest
 from headrace.cli.main import main, run_script
 from headrace.cli.options import parse
 from headrace.config.field import find_option, option_names
-from headrace_reference.entrance import known_options, resolve
+from headrace.config.load import resolve
+from headrace.config.translations import known_options
 from tests.reference.test_tables_defaults import ROWS, value_of
 from tests.seeds.checklist import FOLDER, KINDS, NOT_TYPED, Item, all_items
 from tests.seeds.option_tables import ELSEWHERE, PROOFS, STATED, defaults_markdown, example_of

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.bench import add_arguments, call_length
-from headrace.cli.options import read_arguments, read_config_arguments, resolve_arguments
-from headrace.config.load import Resolved, to_saved
+from headrace.cli.options import read_arguments, read_config_arguments, resolve_arguments, without_recipe
+from headrace.config.load import Resolved, from_saved, override, resolve, to_saved
 from headrace.core.errors import ConfigError
-from headrace_reference.entrance import SCRIPTS, from_saved, override, resolve, without_recipe
+from headrace_reference.scripts import SCRIPTS
 from tests.seeds.option_tables import NAMES, example_of
 from tests.seeds.reading import SeedCommand, read_commands, script_words, split_launch, variables
 from tests.seeds.running import tf_config

@@ -12,7 +12,8 @@ import pytest
 import headrace
 from headrace.cli.main import main
 from headrace.config.field import find_option, option_names
-from headrace_reference.entrance import SCRIPTS, known_options
+from headrace.config.translations import known_options
+from headrace_reference.scripts import SCRIPTS
 from tests.reference.test_checklist import commands
 from tests.seeds.checklist import FOLDER
 from tests.seeds.option_tables import ELSEWHERE, NAMES

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import run_script
+from headrace.config.command_line import take_value
 from headrace.core.errors import ConfigError
 from headrace.telemetry.records import RunEnd
-from headrace_reference.entrance import SCRIPTS, is_finished, take_value
+from headrace_reference.scripts import SCRIPTS, is_finished
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu", "efficientnet_CIFAR10_inference_ipu"])

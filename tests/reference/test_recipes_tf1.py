@@ -6,9 +6,9 @@ configurations rely on are in the table too: float16 with a loss scale of 128, a
 
 import pytest
 
+from headrace.config.load import named_blocks, resolve
 from headrace.config.section_model import norm_choice
 from headrace.run.design import design_run
-from headrace_reference.entrance import named_blocks, resolve
 from tests.reference.test_recipes_tf2 import as_given
 
 SPLITS = ["b1/2/relu", "b2/3/relu", "b3/3/relu"]

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.load import Resolved, to_flat
-from headrace_reference.entrance import named_blocks, resolve
+from headrace.config.load import Resolved, named_blocks, resolve, to_flat
 
 SPLITS_4 = ["conv2_block2_out", "conv3_block1_out", "conv4_block2_out"]
 SPLITS_MLPERF = ["conv2_block1_out", "conv2_block3_out", "conv3_block4_out"]

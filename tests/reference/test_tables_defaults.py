@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from headrace.config.field import find_option, option_names
-from headrace.config.load import Resolved
+from headrace.config.load import Resolved, resolve
 from headrace.config.section_model import norm_choice
-from headrace_reference.entrance import known_options, resolve
+from headrace.config.translations import known_options
 
 STATED = yaml.safe_load((Path(__file__).parents[1] / "seeds" / "options.yml").read_text())
 APPLICATIONS = {"000": "tf2", "001": "tf1"}

@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.config.command_line import build_parser, take_options
-from headrace.config.load import Resolved, to_saved
+from headrace.config.load import Resolved, from_saved, override, resolve, to_saved
 from headrace.config.params import complete
 from headrace.config.schema import all_options
+from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError
-from headrace_reference.entrance import (
-    detect_application,
-    from_saved,
-    known_options,
-    override,
-    resolve,
-    with_application,
-)
+from headrace_reference.applications import detect_application, with_application
 from headrace_reference.tables import BY_OPTION
 from headrace_reference.translate import OTHERWISE_IN_TF1, THEIRS
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint.store import load, newest_good
-from headrace.config.load import Resolved
-from headrace_reference.entrance import resolve
+from headrace.config.load import Resolved, resolve
 
 QUICK: dict[str, Any] = {
     "dataset": "digits",

@@ -108,6 +108,7 @@ def averaged(folder, name):
     return load_file(next((folder.parent / "averages" / name).glob("*.safetensors")))["params/a/kernel"]
 
 
+@pytest.mark.reference
 def test_the_training_options_for_averages_mean_the_same_afterwards(folder, capsys, monkeypatch):
     """`weight_avg.py --weight-avg-exp 0.9 0.5` takes these exponential averages, and no other one is written."""
     monkeypatch.chdir(folder)

@@ -15,13 +15,13 @@ from headrace.cli.bench import add_arguments
 from headrace.cli.benchmark_file import SHIPPED, _print_table, read_entries
 from headrace.cli.main import main
 from headrace.cli.options import read_config_arguments, resolve_arguments
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.run import benchmarks, inference_bench
 from headrace.run.benchmarks import bench, call_rates, latencies
 from headrace.run.design import design_run
 from headrace.run.inference_bench import bench_inference
-from headrace_reference.entrance import config_from, resolve
 from tests.fork_server import run
 from tests.job.processes import run_job
 

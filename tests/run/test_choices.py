@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.main import main
-from headrace.config.load import to_saved
+from headrace.config.load import from_saved, override, resolve, to_saved
 from headrace.engine.visible import Visible
 from headrace.run import choices, design
 from headrace.run.choice_rules import (
@@ -20,7 +20,6 @@ from headrace.run.choice_rules import (
 from headrace.run.choices import settle
 from headrace.run.design import design_run
 from headrace.run.fit import resume, train
-from headrace_reference.entrance import from_saved, override, resolve
 
 GIB = 1 << 30
 CPU = Visible(platform="cpu", count=1, memory_bytes=16 * GIB)
@@ -123,6 +122,7 @@ def test_what_is_given_stays(on):
     assert recipe.notes == ()
 
 
+@pytest.mark.reference
 def test_the_reference_keeps_its_defaults(on):
     for options in ({"application": "tf1", "dataset": "cifar10"}, {"application": "tf2", "generated_data": True}):
         options |= {"seed": 1, "checkpoint_dir": "here"}  # the applications draw one, and name the other by the time
@@ -189,6 +189,7 @@ def test_the_plan_says_it(capsys):
     assert "note: chosen: batch size 32 (1,437 images), SGD with momentum 0.9" in capsys.readouterr().err
 
 
+@pytest.mark.reference
 def test_a_seed_is_drawn_and_a_path_gets_the_time_once():
     asked = resolve({"application": "tf2", "generated_data": True}, environ={})
     first, second = settle(asked), settle(asked)

@@ -218,7 +218,7 @@ def test_summary_plan_and_representations_are_short(fitted):
 def test_help_prints_no_environment(monkeypatch):
     import pydoc
 
-    from headrace_reference.entrance import resolve
+    from headrace.config.load import resolve
 
     monkeypatch.setenv("SECRET_KEY_OF_THIS_TEST", "hunter2")
     text = pydoc.render_doc(resolve)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint.store import list_checkpoints
+from headrace.config.load import resolve
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
-from headrace_reference.entrance import resolve
 
 from .conftest import QUICK, assert_close, assert_same_bits, final_state
 

@@ -7,12 +7,12 @@ import jax
 import pytest
 
 from headrace.cli.main import main
+from headrace.config.load import resolve
 from headrace.engine.visible import Visible
 from headrace.job import ProcessGroup
 from headrace.run import choices, design
 from headrace.run.choices import settle
 from headrace.run.fit import train
-from headrace_reference.entrance import resolve
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_virtual_cpu_devices_are_counted_only_if_asked_for(machine):
     assert settled(num_replicas="auto").config.batch.num_replicas == 4
 
 
+@pytest.mark.reference
 def test_the_reference_has_one_replica(machine):
     machine("gpu", 8)
     assert settled("resnet8_test").config.batch.num_replicas == 1

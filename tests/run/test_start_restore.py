@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint.store import list_checkpoints
+from headrace.config.load import resolve
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.run.directory import layout, make_directory, refuse_taken, sweep
 from headrace.run.fit import resume, train, train_or_resume
 from headrace.run.validation import validate
 from headrace.telemetry.metric_totals import Unlogged
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
-from headrace_reference.entrance import resolve
 
 from .conftest import QUICK
 

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.checkpoint.store import load
 from headrace.cli.main import main
+from headrace.config.load import resolve
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tensor_file import write_safetensors
 from headrace.data.dataset import open_dataset
@@ -17,7 +18,6 @@ from headrace.model.network import Network
 from headrace.model.whitening import first_convolution
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, read_records
-from headrace_reference.entrance import resolve
 from tests.core.file_server import FileServer, serving, without_proxies
 
 from .conftest import QUICK, assert_same_bits, final_state

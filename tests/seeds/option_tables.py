@@ -13,8 +13,8 @@ import yaml
 
 from headrace.config.field import find_option, option_names
 from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
+from headrace.config.translations import known_options
 from headrace.rows.values import BOOL, format_value
-from headrace_reference.entrance import known_options
 from headrace_reference.tables import BY_OPTION, tf1_defaults, tf2_defaults
 
 STATED: Mapping[str, Mapping[str, list[dict[str, Any]]]] = yaml.safe_load(

@@ -15,7 +15,7 @@ from headrace.config.section_model import norm_choice
 from headrace.job.launch_request import LaunchRequest, parse_launch_options
 from headrace.job.local_processes import process_variables
 from headrace.run.design import Design, design_run
-from headrace_reference.entrance import SCRIPTS
+from headrace_reference.scripts import SCRIPTS
 
 NOT_OURS = "not ours"
 OWN_BLOCKS = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_reference.entrance import detect_application
+from headrace_reference.applications import detect_application
 from tests.fork_server import run
 from tests.seeds.reading import SeedCommand, planned, read_commands, script_words, split_launch
 

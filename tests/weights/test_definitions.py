@@ -13,7 +13,7 @@ from PIL import Image
 
 from headrace import Model
 from headrace.cli.main import main
-from headrace.config.load import config_from
+from headrace.config.load import config_from, resolve_code
 from headrace.core.errors import ConfigError, DataError
 from headrace.model.custom_block import weights_like
 from headrace.run.choices import with_definition
@@ -24,7 +24,6 @@ from headrace.weights.definitions import find_definition
 from headrace.weights.name_schemes import pair_names
 from headrace.weights.name_tables import SCHEMES
 from headrace.weights.torch_file import write_torch_file
-from headrace_reference.entrance import resolve_code
 from tests.model.build import network
 from tests.weights.test_convert_load import torch_resnet
 

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.cli.options import read_arguments
+from headrace.cli.options import read_arguments, without_recipe
 from headrace.cli.validate import Table
 from headrace.config.field import COMMAND_LINE
+from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.rows.values import format_value
-from headrace_reference.entrance import known_options, without_recipe
 
 _AVERAGE = (
     "Average the newest checkpoints of a run in float64: their mean, or an exponential average. The result is a "

@@ -15,10 +15,10 @@ from typing import Any
 
 from headrace.cli.options import Parsed, writing
 from headrace.config.field import normalise_name, option_names
+from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.json_text import parse_json
 from headrace.core.units import format_measured
-from headrace_reference.entrance import known_options
 
 
 def append(output: Path | None, line: str) -> None:

@@ -138,13 +138,14 @@ def _flags(command: str, before: list[str]) -> Candidates:
     prog = " ".join(before[:2]) if command in ("data", "configs") else command
     yield from ((flag, "") for flag in _own_flags(before))
     if prog in SCREENS or command == "data":
-        from headrace.cli.help import has_effect, screen_of
+        from headrace.cli.help import groups_of, has_effect, screen_of
+        from headrace.config.translations import known_options
         from headrace.rows.values import BOOL
-        from headrace_reference.entrance import known_options
 
         screen = screen_of(prog)
+        groups = groups_of(screen)
         for option in known_options().values():
-            if has_effect(screen, option) and option.section in screen.groups:
+            if has_effect(screen, option) and option.section in groups:
                 names = (option.flag, *(f"--{alias.replace('_', '-')}" for alias in option.aliases))
                 text = option.help.partition(". ")[0].partition(";")[0]
                 yield from ((name, text) for name in names)
@@ -171,10 +172,12 @@ def _values(flag: str, before: list[str]) -> Candidates:
         yield from ((value, "") for value in own)
         return
     from headrace.config.field import normalise_name, option_names
-    from headrace_reference.entrance import known_options
+    from headrace.config.translations import known_options
 
     if flag in ("--help", "-h"):
-        yield from ((group, "group of options") for group in SCREENS.get(before[0], SCREENS["train"]).groups)
+        from headrace.cli.help import groups_of
+
+        yield from ((group, "group of options") for group in groups_of(SCREENS.get(before[0], SCREENS["train"])))
         return
     if flag == "--config":
         yield from _recipes(before)
@@ -197,11 +200,11 @@ def _models() -> Candidates:
 
 def _recipes(before: list[str]) -> Candidates:
     """Yield the names of recipes, found by their form: reading the YAML takes ten times as long."""
+    from headrace.config.translations import translation
     from headrace.config.yaml_blocks import RECIPES
-    from headrace_reference.entrance import REFERENCE
 
     given = dict(pairwise(before)).get("--config-path")
-    files = [Path(given)] if given else [f for d in (RECIPES, *REFERENCE.recipes) for f in sorted(d.glob("*.yml"))]
+    files = [Path(given)] if given else [f for d in (RECIPES, *translation().recipes) for f in sorted(d.glob("*.yml"))]
     for file in files:
         try:
             text = file.read_text(encoding="utf-8")

@@ -6,10 +6,11 @@ import shutil
 from headrace.cli.options import print_remarks, read_arguments
 from headrace.cli.options_text import blocks_text, options_markdown, params_markdown, resolved_text
 from headrace.config.command_line import Parser
+from headrace.config.load import resolve
+from headrace.config.translations import known_sections, translation, without_translation
 from headrace.config.yaml_blocks import RECIPES, blocks_of, listed
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_text
-from headrace_reference.entrance import ALL_SECTIONS, REFERENCE, resolve
 
 _CONFIGS = """usage: headrace configs [--reference | --config-path FILE]
        headrace configs show NAME [--all] [options of headrace train]
@@ -44,7 +45,9 @@ def _list_configs(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.reference and args.config_path:
         raise ConfigError("Both --reference and --config-path are given.", remedy="Leave one of them out.")
-    places = REFERENCE.recipes if args.reference else (RECIPES,)
+    if args.reference and not translation().recipes:
+        raise ConfigError("Another application's recipes are not installed.", remedy=without_translation())
+    places = translation().recipes if args.reference else (RECIPES,)
     print(blocks_text(listed(blocks_of(args.config_path, places)), shutil.get_terminal_size((100, 40)).columns))
     if not args.config_path and not args.reference:
         print("\nTrain one with `headrace train --config NAME`; `headrace configs --reference` lists those of the")
@@ -70,13 +73,13 @@ def _show_config(argv: list[str]) -> int:
         from headrace.run.choices import with_definition  # here, since it loads JAX
 
         resolved = with_definition(resolved)
-    print(resolved_text(resolved, everything=parsed.args.all, sections=ALL_SECTIONS))
+    print(resolved_text(resolved, everything=parsed.args.all, sections=known_sections()))
     print_remarks(resolved)
     return 0
 
 
 def _print_options(argv: list[str]) -> int:
     Parser(prog="headrace configs options").parse_args(argv)
-    print(options_markdown(ALL_SECTIONS))
+    print(options_markdown(known_sections()))
     print(f"\n### settings inside a mapping\n\n{params_markdown()}")
     return 0

@@ -6,12 +6,13 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from headrace.cli.help_screens import HELP, HELP_ALL, OTHER, REFERENCE_GROUP, SCREENS, Screen
+from headrace.cli.help_screens import ELSEWHERE, HELP, HELP_ALL, OTHER, SCREENS, Screen
 from headrace.config.command_line import usage_of
 from headrace.config.field import Option, option_names, options_of
+from headrace.config.schema import SECTIONS, all_options
+from headrace.config.translations import ApplicationHelp, known_options, known_sections, translation
 from headrace.core.errors import ConfigError, nearest
 from headrace.rows.values import BOOL, format_value
-from headrace_reference.entrance import ALL_SECTIONS, ApplicationHelp, known_options
 
 _NAME_COLUMN, _TEXT_COLUMN = 2, 34
 _SHORT_COLUMN = 24  # of the first screen, so that a phrase fits beside its option in 80 columns
@@ -50,10 +51,16 @@ def screen_of(prog: str) -> Screen:
 
 
 def has_effect(screen: Screen, option: Option) -> bool:
-    """Say whether a command makes use of an option; those of the reference stand for others."""
+    """Say whether a command makes use of an option; those of another application stand for others."""
     if option.name in screen.without:
         return False
-    return option.section == REFERENCE_GROUP or option.section in screen.groups
+    return option.section in screen.groups or option.section not in SECTIONS
+
+
+def groups_of(screen: Screen) -> tuple[str, ...]:
+    """Return the groups of options that have an effect on a command, with those of another application."""
+    elsewhere = tuple(translation().sections)
+    return tuple(each for group in screen.groups for each in (elsewhere if group == ELSEWHERE else (group,)))
 
 
 def help_text(
@@ -61,7 +68,7 @@ def help_text(
 ) -> str:
     """Return the help that is asked for; `parser` has the arguments that only this command has.
 
-    Of an application of the reference it says that one's defaults, and what names mean there.
+    Of another application it says that one's defaults, and what names mean there.
     """
     width = max(60, min(shutil.get_terminal_size((100, 40)).columns, 120))
     screen = screen_of(prog)
@@ -84,10 +91,8 @@ def help_text(
     for topic, rows in screen.rows.items():
         named = {_short_usage(flag): phrase for flag, phrase in rows.items()}
         lines += ["", f"{topic}:", *_columns(named, width, _SHORT_COLUMN)]
-    groups = ", ".join(group for group in screen.groups if group != REFERENCE_GROUP)
-    in_groups = (option for option in known_options().values() if option.section in screen.groups)
-    count = sum(has_effect(screen, option) for option in in_groups)
-    lines += ["", *textwrap.wrap(f"--help-all lists all {count} options, --help GROUP one group: {groups}.", width)]
+    groups = ", ".join(group for group in screen.groups if group != ELSEWHERE)
+    lines += ["", *textwrap.wrap(f"--help-all lists all options, --help GROUP one group: {groups}.", width)]
     return "\n".join(lines)
 
 
@@ -99,17 +104,18 @@ def _examples(examples: Iterable[tuple[str, str]]) -> list[str]:
 def _about(prog: str, screen: Screen, about: str, width: int) -> list[str]:
     """Return the help on one group, or on one option."""
     name = about.lower().lstrip("-").replace("-", "_")
-    if name in screen.groups:
+    groups = groups_of(screen)
+    if name in groups:
         return _group(screen, name, width)
     spelled = option_names(known_options()).get(name)
     option = known_options().get(spelled.name) if spelled else None
     if option is not None and has_effect(screen, option):
         group = f"(group {option.section}: {prog} --help {option.section})"
         return [*_option_lines(option, width, screen.application), group]
-    guess = nearest(name, [*screen.groups, *option_names(known_options())])
+    guess = nearest(name, [*groups, *option_names(known_options())])
     raise ConfigError(
         f"{prog} has no group of options, and no option, named {about}.",
-        rule=f"Groups are {', '.join(screen.groups)}.",
+        rule=f"Groups are {', '.join(groups)}.",
         remedy=f"Did you mean {guess.replace('_', '-')}?" if guess else "",
     )
 
@@ -120,8 +126,8 @@ def _every_option(screen: Screen, width: int) -> list[str]:
         "[brackets] is used where neither the configuration nor the command line gives one."
     )
     lines = ["", *textwrap.wrap(opening, width)]
-    for group in screen.groups:
-        if group == REFERENCE_GROUP:
+    for group in groups_of(screen):
+        if group not in SECTIONS:
             lines += _other_names(screen, width)
         lines += ["", *_group(screen, group, width)]
     return lines
@@ -129,20 +135,20 @@ def _every_option(screen: Screen, width: int) -> list[str]:
 
 def _group(screen: Screen, group: str, width: int) -> list[str]:
     """Return the help on a group of options, each with its default in brackets."""
-    lines = textwrap.wrap(f"{group}: {ALL_SECTIONS[group].__doc__}", width)
-    for option in options_of(group, ALL_SECTIONS[group]).values():
+    lines = textwrap.wrap(f"{group}: {known_sections()[group].__doc__}", width)
+    for option in options_of(group, known_sections()[group]).values():
         if has_effect(screen, option):
             lines += _option_lines(option, width, screen.application)
     return lines
 
 
 def _other_names(screen: Screen, width: int) -> list[str]:
-    """Return the aliases of all options, most of which are names that the reference's applications have for them."""
+    """Return the aliases of all options, most of which are names that other applications have for them."""
     named = {
         f"--{alias.replace('_', '-')}": option.flag
         for option in known_options().values()
         for alias in option.aliases
-        if has_effect(screen, option) and option.section != REFERENCE_GROUP
+        if has_effect(screen, option) and option.section in SECTIONS
     }
     return ["", "other names of these options:", *_columns(named, width)]
 
@@ -161,7 +167,7 @@ def _option_lines(option: Option, width: int, application: ApplicationHelp | Non
 def _short_usage(row: str) -> str:
     """Return an option with what stands for its value, which the row may name."""
     flag, _, value = row.partition(" ")
-    option = known_options()[option_names(known_options())[flag.replace("-", "_")].name]
+    option = all_options()[option_names(all_options())[flag.replace("-", "_")].name]
     if option.kind is BOOL:
         return f"--{flag}"
     value = value or ("NAME" if option.choices else option.kind.metavar)

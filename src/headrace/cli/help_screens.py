@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from headrace.config.translations import ApplicationHelp
 from headrace.rows.curves import CURVES
 from headrace.rows.optimizers import OPTIMIZERS
-from headrace_reference.entrance import ApplicationHelp
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
-REFERENCE_GROUP = "reference"
+ELSEWHERE = "*"  # stands for the groups of another application's options
 _VALIDATING = ("run", "data", "batch", "pipeline", "numerics", "validation", "checkpoint", "compiler")
 _ONLY_TRAINING = frozenset(
     (
@@ -21,7 +21,7 @@ _ONLY_TRAINING = frozenset(
 )  # fmt: skip
 _EVERYTHING = (
     "run", "data", "augment", "model", "weights", "batch", "pipeline", "numerics", "learning", "validation",
-    "checkpoint", "logging", "compiler", REFERENCE_GROUP,
+    "checkpoint", "logging", "compiler", ELSEWHERE,
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ _BENCHED = {
     "micro-batch-size": "images in one pass of one device",
 }
 _OF_DATA = {"data": {"dataset-path DIR": "folder of images, or of a known dataset", "dataset": "which dataset"}}
-_READING = ("data", "augment", "model", "batch", "run", REFERENCE_GROUP)
+_READING = ("data", "augment", "model", "batch", "run", ELSEWHERE)
 
 SCREENS: Mapping[str, Screen] = {
     "train": Screen(
@@ -151,7 +151,7 @@ SCREENS: Mapping[str, Screen] = {
                 "tensorboard": "write event files for TensorBoard",
             },
         },
-        groups=_all_but("model", "weights", REFERENCE_GROUP),
+        groups=_all_but("model", "weights", ELSEWHERE),
         without=frozenset(
             (
                 "seed",
@@ -274,7 +274,7 @@ SCREENS: Mapping[str, Screen] = {
         about="Read every file of a dataset and report what is wrong with it.",
         examples=(("headrace data verify --dataset-path photos/", "your images"),),
         rows=_OF_DATA,
-        groups=("data", REFERENCE_GROUP),
+        groups=("data", ELSEWHERE),
     ),
     "data build": Screen(
         about="Write class folders as TFRecords, as ImageNet's: a few large files that other programs read.",

@@ -95,13 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_script(script: str, argv: Sequence[str] | None = None) -> int:
-    """Run a script of the reference by its name; return the exit code."""
-    from headrace_reference.entrance import words_of
+    """Run a script of another application by its name; return the exit code."""
+    from headrace.config.translations import translation
 
     def words() -> list[str]:
         # Their options are not among those of the first screen of help.
         given = list(sys.argv[1:] if argv is None else argv)
-        return [HELP_ALL if word in HELP else word for word in words_of(script, given)]
+        return [HELP_ALL if word in HELP else word for word in translation().script_words(script, given)]
 
     return report(words) if argv is not None else _run_process(words)
 
@@ -231,7 +231,7 @@ def _as_typed(text: str, words: Iterable[str]) -> str:
     if not typed or "--" not in text:
         return text
     from headrace.config.field import normalise_name
-    from headrace_reference.entrance import known_options
+    from headrace.config.translations import known_options
 
     for option in known_options().values():
         for flag in typed - {option.flag}:

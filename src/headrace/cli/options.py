@@ -12,13 +12,13 @@ from typing import Any
 from headrace.cli.help import find_request, has_effect, help_text, screen_of, without_help
 from headrace.cli.slips import is_data, meant_by
 from headrace.cli.tables import print_fitted
-from headrace.config.command_line import Extra, build_parser, take_options
+from headrace.config.command_line import Extra, build_parser, take_options, take_value
 from headrace.config.field import normalise_name, option_names
-from headrace.config.load import Resolved
+from headrace.config.load import Resolved, choose_block, resolve
 from headrace.config.section_run import PLATFORMS
+from headrace.config.translations import ApplicationHelp, known_options, translation
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.local_path import WEB, local_text
-from headrace_reference.entrance import ApplicationHelp, application_help, known_options, names_application, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,10 @@ def read_arguments(
 
 def _application_of(argv: list[str], parser: argparse.ArgumentParser) -> ApplicationHelp | None:
     """Return what the application that a call for help names says otherwise."""
-    if not names_application(argv, by_config=False):
+    words = without_help(argv)
+    if not any(word.startswith("--") for word in words):  # it would have to be found among what is installed
         return None
-    return application_help(take_options(without_help(argv), parser, known_options())[0])
+    return translation().help(words, take_options(words, parser, known_options())[0])
 
 
 def _note_without_effect(prog: str, options: Mapping[str, object]) -> None:
@@ -99,6 +100,16 @@ def _note_without_effect(prog: str, options: Mapping[str, object]) -> None:
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         print_fitted(f"note: no effect on {prog}: {flags}", sys.stderr)
+
+
+def without_recipe(argv: list[str]) -> list[str]:
+    """Drop a named configuration, once it is known to be one: a saved run brings its own options."""
+    name, words = take_value(argv, "--config")
+    file, words = take_value(words, "--config-path")
+    if name is not None:
+        choose_block(name, file)
+        print(f"note: --config {name} is ignored: the options of the run apply", file=sys.stderr)
+    return words
 
 
 WHICH = ("auto", "raw", "ema")

@@ -40,8 +40,8 @@ def profile(argv: list[str]) -> int:
             resolved = resolve_arguments(parsed)
             print_remarks(resolved)
         else:
+            from headrace.config.load import override
             from headrace.run.directory import read_run
-            from headrace_reference.entrance import override
 
             resolved = override(read_run(run)[1], dict(parsed.options))
         config = resolved.config

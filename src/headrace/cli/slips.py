@@ -34,7 +34,7 @@ def meant_by(words: Sequence[str], prog: str) -> str:
 
 def _flag(name: str) -> str:
     """Return the option that a name without dashes is, if there is one, else the name with dashes."""
-    from headrace_reference.entrance import known_options
+    from headrace.config.translations import known_options
 
     known, wanted = option_names(known_options()), normalise_name(name)
     if wanted not in known and wanted in OTHER_NAMES:

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments
+from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments, without_recipe
 from headrace.cli.run_end import end_lines
 from headrace.cli.slips import is_run
+from headrace.config.command_line import take_value
 from headrace.core.local_path import local_path
 from headrace.job import Restart, detect_process_info, detect_restart
-from headrace_reference.entrance import take_value, without_recipe
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -24,7 +24,7 @@ RESUME_DESCRIPTION = "Resume a run from its newest good checkpoint, bit for bit.
 def main(argv: list[str]) -> int:
     """Run `headrace train`; return its exit code."""
     path, rest = take_value(argv, "--restore-path")
-    if path is not None:  # the reference's way to resume a run
+    if path is not None:  # another way to resume a run
         return resume([path, *rest])
     for place, word in enumerate(argv[:-1]):
         if word == "--resume" and is_run(argv[place + 1]):  # as others have it

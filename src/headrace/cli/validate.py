@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import read_arguments
+from headrace.cli.options import read_arguments, without_recipe
 from headrace.cli.tables import print_fitted, terminal_width
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
 from headrace.rows.metrics import METRICS
-from headrace_reference.entrance import without_recipe
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated

@@ -5,7 +5,7 @@ and underscores, nor aliases under prefixes. What is left, a command's own argum
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from headrace.config.field import Option, find_option, option_names
@@ -81,6 +81,22 @@ def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
     if not words or words[0].startswith("--"):
         raise ConfigError(f"{option.flag} has no value.", rule=f"It takes {option.kind.description}: {option.help}")
     return words.pop(0)
+
+
+def take_value(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """Take an option with its value out of an argv; the last one counts."""
+    value, left, words = None, [], list(argv)
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0].replace("_", "-") != option:
+            left.append(word)
+            continue
+        _, equals, value = word.partition("=")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise ConfigError(f"{option} has no value.", remedy="Give the directory of a run, such as runs/NAME.")
+            value = words.pop(0)
+    return value, left
 
 
 def usage_of(option: Option) -> str:

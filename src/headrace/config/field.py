@@ -300,6 +300,9 @@ def find_option(written: str, known: Mapping[str, OptionName], *, place: str = "
     # Only where nothing begins so: an abbreviation is meant more often than a slip.
     guess = nearest(wanted, known)
     remedy = f"Did you mean {as_written(guess)}?" if guess else "`headrace configs options` lists all options."
+    from headrace.config.translations import without_translation  # here, as it imports this file
+
+    remedy = f"{remedy} {without_translation()}".strip()
     raise ConfigError(missing, remedy=remedy)
 
 

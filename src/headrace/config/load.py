@@ -1,17 +1,16 @@
 """From what people give to a Config: defaults, a named YAML block, the command line; with the origin of every value.
 
 `resolve` is for the command line, `config_from` for code, `to_saved` and `from_saved` for what is stored with a run.
-Options of another application are accepted where a `Translation` is given (see headrace_reference).
+Options of another application are accepted where a package translates them (`translations.py`).
 
 What is filled in here keeps an origin of the kind `default`, so that it is derived again when options change.
 """
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
@@ -28,12 +27,13 @@ from headrace.config.field import (
     find_option,
     option_names,
 )
-from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
+from headrace.config.layers import TIES, Given, Layer, launcher_layer, merge_layers
 from headrace.config.networks import find_variant
-from headrace.config.schema import SECTIONS, Config, all_options, options_in
+from headrace.config.schema import SECTIONS, Config, all_options
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_model import Model
 from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
+from headrace.config.translations import known_options, translation, without_translation
 from headrace.core.errors import ConfigError
 from headrace.rows.values import BOOL, read_bool
 
@@ -78,48 +78,11 @@ class Resolved:
         return found | dict(self.source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Translated:
-    """Ordinary options, the options they were translated from, and remarks for the user."""
-
-    options: Found
-    source: Layer = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Translation:
-    """Options of another application and how they become ordinary ones; without arguments, there are none.
-
-    `has_defaults` says whether that application's defaults apply, in which case no recipe is chosen by default.
-    `weight_options` returns the options that come with weights of a name: of their network and of its input.
-    """
-
-    sections: Mapping[str, type] = field(default_factory=dict)
-    ties: tuple[Tie, ...] = ()
-    recipes: tuple[Path, ...] = ()
-    environment: Callable[[Mapping[str, str]], Layer] = lambda environ: {}
-    has_defaults: Callable[[Found], bool] = lambda found: False
-    weight_options: Callable[[str], Mapping[str, Any]] = lambda name: {}
-    # Names that mean something else there are put right before layers meet: saved and typed are told apart by layer.
-    reword: Callable[[list[Layer]], list[Layer]] = lambda layers: layers
-    translate: Callable[[Found], Translated] = lambda found: Translated(options=found)
-
-    @cached_property
-    def options(self) -> Mapping[str, Option]:
-        """Every option that is accepted: ours and theirs."""
-        return options_in({**SECTIONS, **self.sections})
-
-
-PLAIN = Translation()
-
-
 def resolve(
     options: Mapping[str, object],
     config_name: str | None = None,
     config_path: str | None = None,
     environ: Mapping[str, str] | None = None,
-    translation: Translation = PLAIN,
     origin: Origin = COMMAND_LINE,
 ) -> Resolved:
     """Return the configuration of a named block with the command line's options over it.
@@ -128,28 +91,20 @@ def resolve(
     given; `none` means the defaults of the schema alone. Without `environ` it is that of the process.
     """
     environ = os.environ if environ is None else environ
-    from headrace.config.yaml_blocks import RECIPES, blocks_of, choose
-
-    given = _option_layer(options, origin, translation)
-    name = config_name or (None if config_path else _default_recipe(given, translation))
-    layers = [{**_environment(environ), **translation.environment(environ)}, given]
+    given = _option_layer(options, origin)
+    name = config_name or (None if config_path else _default_recipe(given))
+    layers = [{**_environment(environ), **translation().environment(environ)}, given]
     if name != NO_RECIPE:
-        block = choose(blocks_of(config_path, (RECIPES, *translation.recipes)), name, config_path)
-        layers.insert(1, _block_layer(block, "file" if config_path else "recipe", translation))
-    return _assemble(layers, name or "", environ, translation, _weight_layer(layers, translation))
+        layers.insert(1, _block_layer(choose_block(name, config_path), "file" if config_path else "recipe"))
+    return _assemble(layers, name or "", environ, _weight_layer(layers))
 
 
-def override(
-    saved: Resolved,
-    options: Mapping[str, object],
-    environ: Mapping[str, str] | None = None,
-    translation: Translation = PLAIN,
-) -> Resolved:
+def override(saved: Resolved, options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
     environ = os.environ if environ is None else environ
     given = saved.given()
     given.pop("distributed", None)  # how the processes were started then says nothing about now
-    return _assemble([given, _option_layer(options, COMMAND_LINE, translation)], saved.name, environ, translation, {})
+    return _assemble([given, _option_layer(options, COMMAND_LINE)], saved.name, environ, {})
 
 
 def config_from(flat: Mapping[str, object]) -> Config:
@@ -157,10 +112,26 @@ def config_from(flat: Mapping[str, object]) -> Config:
     return resolve_code(flat).config
 
 
-def resolve_code(flat: Mapping[str, object], translation: Translation = PLAIN) -> Resolved:
-    """Return the configuration of options that code gives; what is not named has its default."""
-    layers = [_option_layer(flat, CODE, translation)]
-    return _assemble(layers, "", {}, translation, _weight_layer(layers, translation))
+def resolve_code(flat: Mapping[str, object], config_name: str | None = NO_RECIPE) -> Resolved:
+    """Return the configuration of options that code gives over a recipe; None chooses it as `resolve` does."""
+    if config_name != NO_RECIPE:
+        return resolve(flat, config_name, None, {}, CODE)
+    layers = [_option_layer(flat, CODE)]
+    return _assemble(layers, "", {}, _weight_layer(layers))
+
+
+def named_blocks(config_path: str | None) -> Mapping[str, "Block"]:
+    """Return the named configurations of a user's file, or those that are shipped."""
+    from headrace.config.yaml_blocks import RECIPES, blocks_of
+
+    return blocks_of(config_path, (RECIPES, *translation().recipes))
+
+
+def choose_block(name: str | None, config_path: str | None) -> "Block":
+    """Return a named configuration, or refuse the name."""
+    from headrace.config.yaml_blocks import choose
+
+    return choose(named_blocks(config_path), name, config_path)
 
 
 def network_options() -> frozenset[str]:
@@ -200,13 +171,14 @@ def to_saved(resolved: Resolved) -> dict[str, Any]:
     return saved
 
 
-def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Resolved:
+def from_saved(saved: Mapping[str, Any]) -> Resolved:
     """Return the configuration that `to_saved` was given, exactly; an option that was not saved has its default.
 
     Runs of earlier versions have the options of another application among the values, and an option may have been
     renamed since, with its old name as an alias.
     """
-    known = option_names(translation.options)
+    options = known_options()
+    known = option_names(options)
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     source: dict[str, Given] = {}
@@ -218,13 +190,16 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
         *((*row, True) for row in sources.items()),
     ]:
         if written not in known:
-            raise ConfigError(f"The saved configuration has an option {written}, which this version does not know.")
+            raise ConfigError(
+                f"The saved configuration has an option {written}, which this version does not know.",
+                remedy=without_translation(),
+            )
         name, kind = known[written].name, str(row["kind"])
         origin = Origin(kind=_OLD_KINDS.get(kind, kind), where=row.get("where", ""))
         if name in all_options() and not is_source:
             values[name], origins[name] = all_options()[name].read(row["value"], origin), origin
         elif origin != DEFAULT:
-            source[name] = Given(value=translation.options[name].read(row["value"], origin), origin=origin)
+            source[name] = Given(value=options[name].read(row["value"], origin), origin=origin)
     # Runs of earlier versions decoded an image for every crop: a resumed one must make the same pixels.
     if values.get("dataset") in IMAGE_DATASETS and "decode_once" not in values:
         values["decode_once"], origins["decode_once"] = "off", Origin(kind=CHOSEN, where="before it was an option")
@@ -237,21 +212,18 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
 _OLD_KINDS = {"dialect": TRANSLATED}  # how earlier versions called a kind of origin
 
 
-def _assemble(
-    layers: list[Layer], name: str, environ: Mapping[str, str], translation: Translation, with_weights: Layer
-) -> Resolved:
-    layers = translation.reword(layers)
+def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], with_weights: Layer) -> Resolved:
+    layers = translation().reword(layers)
     launched, overruled = launcher_layer(layers, environ)
     network = {name: given for name, given in with_weights.items() if all_options()[name].section == "model"}
     layers = [*layers[:-1], network, layers[-1]]  # over a recipe, below what was asked for
-    found, tie_notes = merge_layers(
-        [*layers, launched], translation.options, (*TIES, *SHORTCUT_TIES, *translation.ties)
-    )
-    translated = translation.translate(found)
+    ties = (*TIES, *SHORTCUT_TIES, *translation().ties)
+    found, tie_notes = merge_layers([*layers, launched], known_options(), ties)
+    translated = translation().translate(found)
     # After the translation, which fills in the mappings that short forms are written into.
     options = fold(translated.options)
-    # The reference's applications have rules of their own for what a path means.
-    options = options if translation.has_defaults(found) else detected_dataset(options)
+    # Another application has rules of its own for what a path means.
+    options = options if translation().has_defaults(found) else detected_dataset(options)
     settled = derive(_with_input(options, with_weights))
     config = build({option: given.value for option, given in settled.items()})
     origins = {option: given.origin for option, given in settled.items() if option in all_options()}
@@ -266,7 +238,7 @@ def _assemble(
     )
 
 
-def _weight_layer(layers: list[Layer], translation: Translation) -> Layer:
+def _weight_layer(layers: list[Layer]) -> Layer:
     """Return the options that come with the weights that are named; without those of a network that was not asked for.
 
     They are kept with a run, so that resuming it does not ask again what its weights are.
@@ -275,7 +247,7 @@ def _weight_layer(layers: list[Layer], translation: Translation) -> Layer:
     if said is None or not said.value:
         return {}
     origin = Origin(kind=CHOSEN, where=f"with {said.value}")
-    options = translation.weight_options(said.value)
+    options = _weight_options(said.value)
     found = {name: Given(value=all_options()[name].read(value), origin=origin) for name, value in options.items()}
     named, size = layers[-1].get("model_name"), layers[-1].get("model_size")
     if not found or (named is None and size is None):
@@ -286,6 +258,11 @@ def _weight_layer(layers: list[Layer], translation: Translation) -> Layer:
     except ConfigError:  # said when the network is built
         is_same = False
     return found if is_same else {name: one for name, one in found.items() if all_options()[name].section == "data"}
+
+
+def _weight_options(name: str) -> Mapping[str, Any]:
+    """Return the options that come with weights of a name; who reads weights and runs is to the right of this room."""
+    return import_module("headrace.run.weight_options").weight_options(name)
 
 
 _OPEN_KINDS = ("default", "recipe")  # origins that the input of weights overrules
@@ -343,8 +320,8 @@ def build(values: Mapping[str, object]) -> Config:
     return Config(**{section: SECTIONS[section](**items) for section, items in by_section.items()})
 
 
-def _default_recipe(given: Layer, translation: Translation) -> str:
-    if translation.has_defaults(merge_layers([given], translation.options)[0]):
+def _default_recipe(given: Layer) -> str:
+    if translation().has_defaults(merge_layers([given], known_options())[0]):
         return NO_RECIPE
     if "dataset" in given:
         return IMAGES_RECIPE if given["dataset"].value in IMAGE_DATASETS else DEFAULT_RECIPE
@@ -361,9 +338,9 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Given]:
     return found
 
 
-def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
+def _block_layer(block: "Block", kind: str) -> Layer:
     """Return what a block gives: what it merges in, and its own over that. One option under two names is refused."""
-    known = option_names(translation.options)
+    known = option_names(known_options())
     merged, own = {}, {}
     for entries, layer in ((block.merged, merged), (block.own, own)):
         for entry in entries:
@@ -372,23 +349,23 @@ def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
             if layer is own and spelled.name in own:
                 problem = f"{origin.where}: {entry.key} is given twice (first at {own[spelled.name].origin.where})."
                 raise ConfigError(problem, rule=f"Both names mean {spelled.name}.", remedy="Keep one of them.")
-            layer[spelled.name] = Given(value=_read(spelled, entry.value, origin, translation), origin=origin)
+            layer[spelled.name] = Given(value=_read(spelled, entry.value, origin), origin=origin)
     refuse_conflicts(own)
     return join_layers(merged, own)
 
 
-def _option_layer(options: Mapping[str, object], origin: Origin, translation: Translation) -> Layer:
-    known = option_names(translation.options)
+def _option_layer(options: Mapping[str, object], origin: Origin) -> Layer:
+    known = option_names(known_options())
     layer = {}
     for written, raw in options.items():
         spelled = find_option(written, known, dashes="--" if origin is COMMAND_LINE else "")
-        layer[spelled.name] = Given(value=_read(spelled, raw, origin, translation), origin=origin)
+        layer[spelled.name] = Given(value=_read(spelled, raw, origin), origin=origin)
     refuse_conflicts(layer)
     return layer
 
 
-def _read(spelled: OptionName, raw: object, origin: Origin, translation: Translation) -> Any:
-    option = translation.options[spelled.name]
+def _read(spelled: OptionName, raw: object, origin: Origin) -> Any:
+    option = known_options()[spelled.name]
     return _read_negated(option, raw, origin) if spelled.negated else option.read(raw, origin)
 
 

@@ -30,7 +30,7 @@ _NOT_COMPILED += ("jax_cuda_visible_devices", "jax_rocm_visible_devices")  # ano
 # Variables that XLA and the libraries below it read.
 _VARIABLES = ("XLA_", "TF_", "LIBTPU_", "CUDA_", "CUDNN_", "CUBLAS", "NVIDIA_", "NCCL_", "ROCM_", "HIP_", "MIOPEN_")
 _WHICH_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_KNOWN = {*LIBRARIES, "headrace_reference", *sys.stdlib_module_names, "PIL", "rich", "safetensors", "yaml"}
+_KNOWN = {*LIBRARIES, *sys.stdlib_module_names, "PIL", "rich", "safetensors", "yaml"}
 _began = process_began()
 
 

@@ -14,6 +14,7 @@ from headrace.config.schema import Config, Model
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_model import norm_choice, variant_of
 from headrace.config.section_run import DRAWN_SEED
+from headrace.config.translations import translation
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.trainable import BACKBONE
@@ -34,10 +35,10 @@ from headrace.run.choice_rules import (
     memory_allowed,
 )
 from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas
+from headrace.run.weight_options import weight_options
 from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
 from headrace.weights.named import find_file, is_path
 from headrace.weights.weight_file import read_shapes
-from headrace_reference.entrance import weight_options
 
 # When each rule applies, and how it enters the configuration.
 
@@ -61,13 +62,13 @@ def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
 def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """Return the configuration with what nobody gave of batch, rate, epochs, warm-up, statistics and precision.
 
-    A note says what was chosen. The reference's applications have defaults of their own, so nothing is chosen for them.
+    A note says what was chosen. Nothing is chosen for another application that has defaults of its own.
     """
     resolved = with_definition(resolved, custom)
     config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
     asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
     # A run that only validates needs a batch, and nothing else of these.
-    if "application" in resolved.source or not any(asked[: None if config.run.training else 1]):
+    if not translation().chooses(resolved.source) or not any(asked[: None if config.run.training else 1]):
         return resolved
     info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=True)
     if config.run.training and not info.num_train:

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.config.field import CHOSEN, Origin
 from headrace.config.layers import Given
-from headrace.config.load import Resolved, to_flat, with_values
+from headrace.config.load import Resolved, override, to_flat, with_values
 from headrace.config.schema import Compiler, Config, Data
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
@@ -49,7 +49,6 @@ from headrace.run.custom_functions import (
     refuse_scores,
 )
 from headrace.run.directory import PARTS
-from headrace_reference.entrance import override
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = (

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.checkpoint.best import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints, remove_leftovers
+from headrace.config import load
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.addresses import hide_addresses
@@ -20,7 +21,6 @@ from headrace.core.files import sync_directory, write_atomic
 from headrace.core.json_text import parse_json
 from headrace.telemetry.records import REPORTS
 from headrace.weights.named import is_path
-from headrace_reference import entrance
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def from_saved(
             f"This run's {' and '.join(unknown)} did not come from code, which now gives another.",
             remedy="Leave it out, or resume the run with headrace resume.",
         )
-    return entrance.from_saved(saved)
+    return load.from_saved(saved)
 
 
 def custom_parts(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.config.load import Resolved
+from headrace.config.load import Resolved, override
 from headrace.core.errors import HeadraceError
 from headrace.core.process import num_processors
 from headrace.core.units import format_duration
 from headrace.plan.duration import PASSES, Duration, expected_duration, speed_of
 from headrace.plan.steps import StepPlan
 from headrace.run.design import NOTHING, Design, design_run
-from headrace_reference.entrance import override
 
 WORTH_SAYING = 60.0  # seconds; what is over sooner needs no forecast
 LONG_ON_CPU = 600.0  # seconds after which a person at a CPU is told what would be quicker

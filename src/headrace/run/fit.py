@@ -15,7 +15,7 @@ import jax
 
 from headrace.checkpoint.store import restore_tree, write_error
 from headrace.config.checks import check_start
-from headrace.config.load import Resolved, to_flat
+from headrace.config.load import Resolved, override, to_flat
 from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.core.device_access import COMPILING, leave_devices
@@ -100,7 +100,6 @@ from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
 from headrace.weights.convert import LoadedWeights, table_lines
-from headrace_reference.entrance import override
 
 
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:

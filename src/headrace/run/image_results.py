@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from headrace.checkpoint.store import load
+from headrace.config.load import override
 from headrace.config.schema import Config
 from headrace.core.files import write_atomic
 from headrace.data.augmentation.preprocess import preprocess
@@ -27,7 +28,6 @@ from headrace.run.trained_model import EMA, RAW, TrainedModel, load_trained_mode
 from headrace.run.validation import only_validating
 from headrace.run.validator import predict_all
 from headrace.telemetry.validation_report import validation_report
-from headrace_reference.entrance import override
 
 _SIDE = 128  # pixels of a thumbnail, at most
 _MOSAIC = 16  # training images in the mosaic

@@ -22,7 +22,7 @@ import numpy as np
 from headrace.checkpoint.store import load as read_manifest
 from headrace.checkpoint.store import save
 from headrace.config.field import LOADED
-from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
+from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resolve_code
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.core.addresses import hide_addresses
@@ -101,7 +101,6 @@ from headrace.run.trained_model import (
 from headrace.run.validator import Validator, predict_all
 from headrace.telemetry.validation_report import validation_report
 from headrace.weights.named import facts_of
-from headrace_reference.entrance import resolve_code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.config.field import find_option, option_names
-from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
+from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resolve_code
 from headrace.config.networks import find_variant
 from headrace.config.schema import Config, Data, all_options
+from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.data.dataset import DataInfo
 from headrace.data.sets.arrays import ImageSpec, check_class_names
@@ -15,7 +16,6 @@ from headrace.data.sets.catalog import usual_statistics
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
-from headrace_reference.entrance import known_options, resolve_code
 
 _REFUSED = {
     "training": "fit trains, evaluate and predict do not.",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from headrace.checkpoint.store import save
-from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved
+from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved, resolve_code
 from headrace.config.networks import find_variant
 from headrace.config.schema import Config
 from headrace.core.addresses import hide_addresses
@@ -30,7 +30,6 @@ from headrace.weights.convert import LoadedWeights, flat_weights, load_into
 from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.published import WeightFacts
 from headrace.weights.weight_file import ForeignWeights, read_file
-from headrace_reference.entrance import resolve_code
 
 _LISTED = 4  # names of tensors in a message
 _NOTHING_KNOWN = WeightFacts(network={})

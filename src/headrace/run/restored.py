@@ -13,6 +13,7 @@ from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
 from headrace.config.networks import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.config.schema import all_options
+from headrace.config.translations import known_options
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.job import ProcessGroup
 from headrace.plan.steps import StepPlan
@@ -31,7 +32,6 @@ from headrace.telemetry.records import (
     validation_rank,
 )
 from headrace.telemetry.sinks import rewind
-from headrace_reference.entrance import known_options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.checkpoint.best import BestCheckpoints
 from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of, verify
-from headrace.config.load import NO_RECIPE, Resolved
+from headrace.config.load import NO_RECIPE, Resolved, override, resolve
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import describe_dataset
@@ -30,7 +30,6 @@ from headrace.run.start_weights import adopt_weights
 from headrace.run.trained_model import refuse_other_classes
 from headrace.run.validator import Validator
 from headrace.telemetry.validation_report import validation_report, write_report
-from headrace_reference.entrance import override, resolve
 
 ALL, LAST, BEST = "all", "last", "best"
 
