@@ -79,7 +79,7 @@ def _explain_a_file(run: str, place: Path) -> None:
     Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(image)
     assert explain([run, str(image), "-o", str(file), "--class", "7"]) == 0
     with Image.open(file) as drawn:
-        assert drawn.height == 320
+        assert drawn.height == 380
     with pytest.raises(ConfigError, match="no class"):
         explain([run, str(image), "--class", "seven"])
     with pytest.raises(DataError, match="Cannot read"):

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.model.context import Ctx
 from headrace.model.zoo import build_network
-from headrace.run.grad_cam import Explanation, draw_explanation, explained_blocks, grad_cam
+from headrace.run.grad_cam import Explainer, Explanation, color_text, draw_explanation, explained_blocks
 
 
 def test_the_map_is_that_of_measured_slopes(quick):
@@ -32,7 +32,7 @@ def test_the_map_is_that_of_measured_slopes(quick):
         slope = (logit(features + step) - logit(features - step)) / (height * width)
         expected += slope * features[0, ..., k]
     np.testing.assert_allclose(
-        grad_cam(model, images, label, last), np.maximum(expected, 0), atol=1e-4 * abs(expected).max()
+        Explainer(model).map(images, label, last), np.maximum(expected, 0), atol=1e-4 * abs(expected).max()
     )
 
 
@@ -41,6 +41,13 @@ def test_a_map_is_drawn_where_it_is():
     heat[0, 3] = 1
     found = Explanation(pixels=np.full((32, 32, 1), 128, np.uint8), name="a", probability=1, best=(), maps={"x": heat})
     drawn = np.asarray(draw_explanation(found)).astype(int)
-    assert drawn.shape == (320, 652, 3)
-    assert (drawn[:, :320] == 128).all()
-    assert drawn[20, 632, 0] > drawn[300, 632, 0] + 80, "top right is hot"
+    assert drawn.shape == (380, 652, 3)  # with a line of text above, two below
+    assert (drawn[20:340, :320] == 128).all()
+    assert drawn[40, 632, 0] > drawn[320, 632, 0] + 80, "top right is hot"
+    for rows, what in ((slice(0, 20), "the class"), (slice(340, 360), "the blocks")):
+        assert (drawn[rows] < 128).any(), what
+    scale = drawn[370, 332:492]
+    assert tuple(scale[0]) == (0, 60, 140)
+    assert tuple(scale[-1]) == (255, 214, 64)
+    assert color_text(0) == "#003c8c"
+    assert color_text(1) == "#ffd640"

@@ -1,10 +1,18 @@
 """`headrace board`: a live page, on this machine."""
 
+import argparse
 import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headrace.cli.runs import add_place, refuse_missing
 from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
+
+    from headrace.report.server import Access
 
 _BOARD = (
     "Serve a page of the runs in a directory: a list to sort, filter and compare, and each run's report, updated while "
@@ -16,29 +24,48 @@ def board(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace board", description=_BOARD)
     add_place(parser)
-    parser.add_argument("--port", type=int, default=8800, help="port; 0 takes a free one [8800]")
+    add_server_arguments(parser, port=8800)
+    args = parser.parse_intermixed_args(argv)
+    refuse_missing(args.place)
+    access = server_access(args)
+    from headrace.report.board_server import make_server
+
+    return serve(args, access, lambda address: make_server(args.place, address, access))
+
+
+def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
+    """Add where a page is served, and for whom."""
+    parser.add_argument("--port", type=int, default=port, help=f"port; 0 takes a free one [{port}]")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on [127.0.0.1]")
     parser.add_argument(
         "--token", metavar="TEXT", help="token that every request must carry [generated if --host is given]"
     )
-    args = parser.parse_intermixed_args(argv)
-    refuse_missing(args.place)
+
+
+def server_access(args: argparse.Namespace, *, needs_token: bool = False) -> "Access":
+    """Return who may ask; what cannot be served is refused."""
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"The port is {args.port}.", rule="Ports are 0 to 65535.")
     if args.token == "":
         raise ConfigError("The token is empty.", remedy="Leave --token out: one is generated where it is needed.")
-    from headrace.report.board_server import LOCAL, Access, make_server
+    from headrace.report.server import LOCAL, Access
 
     is_local = args.host in LOCAL
-    token = args.token or ("" if is_local else secrets.token_urlsafe(18))
+    token = args.token or (secrets.token_urlsafe(18) if needs_token or not is_local else "")
+    return Access(hosts=LOCAL if is_local else None, token=token)
+
+
+def serve(args: argparse.Namespace, access: "Access", make: Callable[[tuple[str, int]], "ThreadingHTTPServer"]) -> int:
+    """Print the address of a page, and serve it until Ctrl-C; return the exit code."""
     try:
-        server = make_server(args.place, (args.host, args.port), Access(hosts=LOCAL if is_local else None, token=token))
+        server = make((args.host, args.port))
     except OSError as error:
         raise ConfigError(
             f"Cannot listen on {args.host}, port {args.port}: {error.strerror}.", remedy="Try --port 0: any free port."
         ) from error
     host = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"http://{host}:{server.server_address[1]}/{f'?token={token}' if token else ''}", flush=True)
+    query = f"?token={access.token}" if access.token else ""
+    print(f"http://{host}:{server.server_address[1]}/{query}", flush=True)
     print("Press Ctrl-C to stop.", flush=True)
     with server:
         try:

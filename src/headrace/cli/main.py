@@ -39,6 +39,7 @@ COMMANDS = (
     Command("validate", "validate", "main", "measure the accuracy of a run's checkpoints"),
     Command("predict", "predict", "main", "predict the classes of images"),
     Command("explain", "explain", "explain", "show where in an image a network found its class"),
+    Command("demo", "demo", "demo", "serve a page to drop photographs into"),
     Command("export", "export", "main", "export weights or a network (ONNX, safetensors, .pth)"),
     Command("convert", "convert", "convert", "make a checkpoint of weights from elsewhere"),
     Command("average", "average", "average", "average checkpoints of a run, and validate the result"),
@@ -69,6 +70,7 @@ _OTHER_COMMANDS = {
     "average": "swa ema ensemble",
     "runs": "ls list history experiments results",
     "compare": "diff",
+    "demo": "serve gradio app try",
     "board": "ui dashboard tensorboard server web",
     "bench": "benchmark speed perf",
     "lr-find": "lr_find lrfind find-lr find_lr lr-finder",
@@ -80,7 +82,7 @@ _OTHER_COMMANDS = {
 }
 _TOPICS = {
     "train": ("train", "resume", "sweep", "lr-find"),
-    "use": ("validate", "predict", "explain", "export", "convert", "average"),
+    "use": ("validate", "predict", "explain", "demo", "export", "convert", "average"),
     "results": ("runs", "compare", "report", "board"),
     "look up": ("models", "configs", "devices", "data", "completion"),
     "plan and measure": ("plan", "bench", "profile", "launch"),

@@ -5,31 +5,26 @@ a browser sends never becomes part of a path. Requests must name this host (a pa
 answers under a name of its own) and, where one is set, know the token.
 """
 
-import hmac
-import json
-import re
-import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 from headrace.core.units import format_percent
 from headrace.report.curves import Curves, draw_compared, draw_panels
-from headrace.report.markup import Html, element, page, page_policy, section
+from headrace.report.markup import Html, element, page
 from headrace.report.run_files import IMAGES_FILE, MACHINE_FILE, PLAN_FILE, PROFILE_FILE, SCHEDULE_FILE, read_files
 from headrace.report.run_report import comparison_page, results_section, run_names, run_page
 from headrace.report.run_summary import CONFIG_FILE, RUNNING, UNREADABLE, RunSummary, find_runs, read_summary
 from headrace.report.sections import run_sections
+from headrace.report.server import Access, Answer, Query, Routes, json_answer, make_pages_server
 from headrace.telemetry.records import LOG_FILE, METRICS_FILE, REPORTS
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
 _LISTING_SECONDS = 1.5  # for which a listing is used again: several pages may ask at once
 _MOST_CURVES = 32  # runs whose columns are kept in memory
 _MOST_COMPARED = 26
@@ -91,38 +86,10 @@ def _name(path: Path, place: Path) -> str:
     return path.relative_to(place).as_posix().encode(errors="replace").decode() if path != place else "."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Who may ask: requests that name one of the hosts (any where None), and that know the token if there is one."""
-
-    hosts: tuple[str, ...] | None = LOCAL
-    token: str = ""
-
-
 def make_server(place: Path, address: tuple[str, int], access: Access) -> ThreadingHTTPServer:
     """Return a server of the runs in a directory; port 0 takes a free one."""
-    board = Board(place)
-
-    class Handler(_Handler):
-        pages = _Pages(board, access.token)
-        allowed = access
-
-    class Server(ThreadingHTTPServer):
-        # A page that keeps its connection open must not keep the program from ending.
-        daemon_threads = True
-        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-
-    return Server(address, Handler)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    body: bytes
-    kind: str = "text/html; charset=utf-8"
-    status: HTTPStatus = HTTPStatus.OK
-
-
-Query = Mapping[str, list[str]]
+    pages = _Pages(Board(place), access.token)
+    return make_pages_server(Routes(get=pages.routes), address, access)
 
 
 class _Pages:
@@ -130,7 +97,7 @@ class _Pages:
 
     def __init__(self, board: Board, token: str) -> None:
         self._board, self._token = board, f"&token={quote(token)}" if token else ""
-        self.routes: dict[str, Callable[[Query], _Answer | None]] = {
+        self.routes: dict[str, Callable[[Query], Answer | None]] = {
             "/": self._list,
             "/run": self._run,
             "/compare": self._compare,
@@ -139,7 +106,7 @@ class _Pages:
             "/api/compare": self._api_compare,
         }
 
-    def _list(self, query: Query) -> _Answer:
+    def _list(self, query: Query) -> Answer:
         names = ("", "run", "top-1", "images", "epochs", "time", "img/s", "model", "dataset", "written", "state")
         head = element("tr", *(element("th", name) for name in names))
         table = element("table", element("thead", head), element("tbody", id="runs"), class_="sortable")
@@ -155,15 +122,15 @@ class _Pages:
             element("section", element("div", *controls, class_="controls"), element("div", table, class_="wide")),
         ]
         data = {"runs": self._rows(), "token": self._token}
-        return _Answer(page(f"Runs in {self._board.place}", body, data).encode())
+        return Answer(page(f"Runs in {self._board.place}", body, data).encode())
 
     def _rows(self) -> list[dict[str, Any]]:
         runs = self._board.runs().items()
         newest_first = sorted(runs, key=lambda item: -item[1].modified)
         return [{"id": name, "name": name, "cells": _cells(run)} for name, run in newest_first]
 
-    def _api_runs(self, query: Query) -> _Answer:
-        return _json({"runs": self._rows()})
+    def _api_runs(self, query: Query) -> Answer:
+        return json_answer({"runs": self._rows()})
 
     def _up(self) -> Html:
         return Html(f'<div><a href="./?{self._token[1:]}">all runs</a></div>')
@@ -173,44 +140,45 @@ class _Pages:
         named = {name: runs[name] for name in query.get("id", [])[:_MOST_COMPARED] if name in runs}
         return {name: run for name, run in named.items() if _stays_inside(run.path, self._board.place)}
 
-    def _run(self, query: Query) -> _Answer | None:
+    def _run(self, query: Query) -> Answer | None:
         for name, run in self._chosen(query).items():
             curves = self._board.curves(name, run.path)
             live = {"live": f"api/run?id={quote(name)}{self._token}", "version": _version([curves], [run])}
-            return _Answer(run_page(read_files(run.path), curves, live, self._up()).encode())
+            return Answer(run_page(read_files(run.path), curves, live, self._up()).encode())
         return None
 
-    def _api_run(self, query: Query) -> _Answer | None:
+    def _api_run(self, query: Query) -> Answer | None:
         for name, run in self._chosen(query).items():
             curves = self._board.curves(name, run.path)
             version = _version([curves], [run])
             # Nothing new, which is the usual answer: a page asks every two seconds.
             if query.get("version") == [version]:
-                return _json({"version": version})
+                return json_answer({"version": version})
             parts = run_sections(read_files(run.path))
             shown = {part: parts[part].text for part in _LIVE_PARTS}
-            return _json({"version": version, "panels": draw_panels(curves), "parts": shown})
+            return json_answer({"version": version, "panels": draw_panels(curves), "parts": shown})
         return None
 
-    def _compare(self, query: Query) -> _Answer | None:
+    def _compare(self, query: Query) -> Answer | None:
         runs, curves = self._compared(query)
         if not runs:
             return None
         address = "&".join(f"id={quote(name)}" for name in runs)
         version = _version(curves, list(runs.values()))
         live = {"live": f"api/compare?{address}{self._token}", "version": version}
-        return _Answer(comparison_page(list(runs.values()), curves, live, self._up()).encode())
+        return Answer(comparison_page(list(runs.values()), curves, live, self._up()).encode())
 
-    def _api_compare(self, query: Query) -> _Answer | None:
+    def _api_compare(self, query: Query) -> Answer | None:
         runs, curves = self._compared(query)
         if not runs:
             return None
         version = _version(curves, list(runs.values()))
         if query.get("version") == [version]:
-            return _json({"version": version})
+            return json_answer({"version": version})
         summaries = list(runs.values())
         panels = draw_compared(dict(zip(run_names(summaries), curves, strict=True)))
-        return _json({"version": version, "panels": panels, "parts": {"results": results_section(summaries).text}})
+        parts = {"results": results_section(summaries).text}
+        return json_answer({"version": version, "panels": panels, "parts": parts})
 
     def _compared(self, query: Query) -> tuple[dict[str, RunSummary], list[Curves]]:
         runs = {name: run for name, run in self._chosen(query).items() if run.state != UNREADABLE}
@@ -250,73 +218,3 @@ def _cell(text: str | None, value: float | None) -> dict[str, Any]:
     """Return a cell with the number that it is sorted by; one that is not finite comes last."""
     is_number = value is not None and value == value and abs(value) != float("inf")
     return {"text": text or "-", "sort": value if is_number else "-"}
-
-
-def _json(value: object) -> _Answer:
-    return _Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD; everything else is refused by the base class."""
-
-    pages: _Pages
-    allowed: Access
-    server_version, sys_version = "headrace", ""
-    timeout = 30  # seconds, after which a connection that sends nothing is closed, and its thread ends
-
-    def do_GET(self) -> None:
-        """Answer a request."""
-        self._send(self._answer())
-
-    def do_HEAD(self) -> None:
-        """Answer without the body."""
-        self._send(self._answer(), body=False)
-
-    def _answer(self) -> _Answer:
-        # A page elsewhere could have a name of its own lead to this address, and read the answers as its own.
-        if self.allowed.hosts is not None and _host(self.headers.get("Host", "")) not in self.allowed.hosts:
-            return _refused(HTTPStatus.FORBIDDEN)
-        try:
-            address = urlsplit(self.path)  # which may be one of IPv6 without its other bracket
-            query = parse_qs(address.query, max_num_fields=100)
-        except ValueError:
-            return _refused(HTTPStatus.BAD_REQUEST)
-        given = query.get("token", [""])[0]
-        if self.allowed.token and not hmac.compare_digest(given.encode(), self.allowed.token.encode()):
-            return _refused(HTTPStatus.FORBIDDEN)
-        make = self.pages.routes.get(address.path)
-        found = make(query) if make else None
-        return found or _refused(HTTPStatus.NOT_FOUND)
-
-    def _send(self, answer: _Answer, *, body: bool = True) -> None:
-        self.send_response(answer.status)
-        headers = {
-            "Content-Type": answer.kind,
-            "Content-Length": str(len(answer.body)),
-            "Content-Security-Policy": f"{page_policy()}; frame-ancestors 'none'",
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",  # an address may hold the token
-            "Cache-Control": "no-store",
-        }
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            try:
-                self.wfile.write(answer.body)
-            except OSError:  # the browser has gone
-                self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: a page asks every two seconds."""
-
-
-def _host(text: str) -> str:
-    """Return the host of `host`, `host:port` or `[address]:port`; "" for anything else."""
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]{1,5})?", text)
-    return (found[1] or found[2]) if found else ""
-
-
-def _refused(status: HTTPStatus) -> _Answer:
-    text = section("refused", status.phrase, element("p", status.description))
-    return _Answer(page(status.phrase, [text], {}).encode(), status=status)

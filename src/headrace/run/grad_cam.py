@@ -1,14 +1,15 @@
 """Grad-CAM: where in an image the last blocks found evidence for a class."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.core.units import format_percent
 from headrace.data.augmentation.preprocess import preprocess
 from headrace.model.network import Network
 from headrace.run.prediction import read_image
@@ -16,7 +17,7 @@ from headrace.run.trained_model import TrainedModel
 
 _SIDE = 320  # pixels of each image in the drawing, at least
 _GAP = 12
-_MAPS = 2
+_MAPS, _BEST = 2, 5
 _COLD, _HOT = np.array([0, 60, 140], np.float32), np.array([255, 214, 64], np.float32)  # also for colour-blind readers
 
 
@@ -43,62 +44,108 @@ def explained_blocks(network: Network) -> tuple[int, ...]:
     return found
 
 
-def grad_cam(model: TrainedModel, images: np.ndarray, label: int, block: int) -> np.ndarray:
-    """Return the map [h, w] of a block for one class, of one preprocessed image [1, H, W, C], not scaled."""
+class Explainer:
+    """Explains predictions of one model; its programs are compiled for the first image."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.model = model
+        self.blocks = explained_blocks(model.network)
+        self._logits = jax.jit(lambda x: model.network.apply(model.params, model.stats, x, model.context())[0])
+        self._features = {block: jax.jit(partial(_features_and_slopes, model, block)) for block in self.blocks}
+
+    def map(self, images: np.ndarray, label: int, block: int) -> np.ndarray:
+        """Return the map [h, w] of a block for one class, of one preprocessed image [1, H, W, C], not scaled."""
+        features, slopes = (np.asarray(part, np.float64) for part in self._features[block](images, label))
+        return np.maximum((features * slopes.mean((0, 1))).sum(-1), 0)
+
+    def explain(self, file: Path, class_name: str | None = None) -> Explanation:
+        """Explain why an image is of a class, by default of the one that is predicted."""
+        model, names = self.model, self.model.class_names
+        if class_name is not None and class_name not in names:
+            raise ConfigError(f"There is no class {class_name}.", remedy=did_you_mean(class_name, names))
+        pixels = np.zeros((1, *model.network.input_hwc), np.uint8)
+        if problem := read_image(model, file, pixels[0]):
+            raise DataError(f"Cannot read {file}: {problem}.")
+        images = np.asarray(preprocess(pixels, None, 0, model.preprocess, train=False))
+        shares = np.asarray(jax.nn.softmax(self._logits(images)))[0]
+        label = names.index(class_name) if class_name is not None else int(shares.argmax())
+        order = np.argsort(-shares, kind="stable")[:_BEST]
+        maps = {}
+        for block in self.blocks:
+            found = self.map(images, label, block)
+            maps[model.network.block_names[block]] = found / (found.max() or 1.0)
+        return Explanation(
+            pixels=pixels[0],
+            name=names[label],
+            probability=float(shares[label]),
+            best=tuple((names[k], float(shares[k])) for k in order),
+            maps=maps,
+        )
+
+
+def _features_and_slopes(
+    model: TrainedModel, block: int, images: jax.Array, label: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the features [h, w, c] of a block, and by how much the logit of a class grows with each."""
     network, ctx = model.network, model.context()
 
     def logit(features: jax.Array) -> jax.Array:
         rest = network.apply_range(block + 1, len(network.blocks), model.params, model.stats, features, ctx)
         return rest[0][0, label]
 
-    @jax.jit
-    def both(images: jax.Array) -> tuple[jax.Array, jax.Array]:
-        features, _ = network.apply_range(0, block + 1, model.params, model.stats, images, ctx)
-        return features[0], jax.grad(logit)(features)[0]
-
-    features, slopes = (np.asarray(part, np.float64) for part in both(jnp.asarray(images)))
-    return np.maximum((features * slopes.mean((0, 1))).sum(-1), 0)
+    features, _ = network.apply_range(0, block + 1, model.params, model.stats, images, ctx)
+    return features[0], jax.grad(logit)(features)[0]
 
 
 def explain(model: TrainedModel, file: Path, class_name: str | None = None) -> Explanation:
     """Explain why an image is of a class, by default of the one that is predicted."""
-    names = model.class_names
-    if class_name is not None and class_name not in names:
-        raise ConfigError(f"There is no class {class_name}.", remedy=did_you_mean(class_name, names))
-    pixels = np.zeros((1, *model.network.input_hwc), np.uint8)
-    if problem := read_image(model, file, pixels[0]):
-        raise DataError(f"Cannot read {file}: {problem}.")
-    images = np.asarray(preprocess(pixels, None, 0, model.preprocess, train=False))
-    logits = jax.jit(lambda x: model.network.apply(model.params, model.stats, x, model.context())[0])(images)
-    shares = np.asarray(jax.nn.softmax(logits))[0]
-    label = names.index(class_name) if class_name is not None else int(shares.argmax())
-    order = np.argsort(-shares, kind="stable")[:5]
-    maps = {}
-    for block in explained_blocks(model.network):
-        found = grad_cam(model, images, label, block)
-        maps[model.network.block_names[block]] = found / (found.max() or 1.0)
-    return Explanation(
-        pixels=pixels[0],
-        name=names[label],
-        probability=float(shares[label]),
-        best=tuple((names[k], float(shares[k])) for k in order),
-        maps=maps,
-    )
+    return Explainer(model).explain(file, class_name)
 
 
-def draw_explanation(found: Explanation) -> Image.Image:
-    """Return the image as the network gets it, and beside it the same under the map of each block."""
+def overlays(found: Explanation, side: int) -> dict[str, Image.Image]:
+    """Return the image as the network gets it, and under the map of each block, that many pixels wide."""
     levels = found.pixels if found.pixels.shape[-1] == 3 else np.repeat(found.pixels[..., :1], 3, -1)
-    side = max(_SIDE, levels.shape[1])
     size = side, round(side * levels.shape[0] / levels.shape[1])
     original = Image.fromarray(levels).resize(size, Image.Resampling.BICUBIC)
     grey = np.asarray(original.convert("L"), np.float32)[..., None]
-    sheet = Image.new("RGB", ((len(found.maps) + 1) * (side + _GAP) - _GAP, size[1]), "#ffffff")
-    sheet.paste(original, (0, 0))
-    for place, heat in enumerate(found.maps.values(), start=1):
+    drawn = {"image": original}
+    for name, heat in found.maps.items():
         scaled = Image.fromarray(heat.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
         share = np.clip(np.asarray(scaled), 0, 1)[..., None]
-        color = _COLD + (_HOT - _COLD) * share
-        mixed = grey * (0.65 - 0.25 * share) + color * (0.35 + 0.25 * share)
-        sheet.paste(Image.fromarray(np.rint(mixed).astype(np.uint8)), (place * (side + _GAP), 0))
+        mixed = grey * (0.65 - 0.25 * share) + _color(share) * (0.35 + 0.25 * share)
+        drawn[name] = Image.fromarray(np.rint(mixed).astype(np.uint8))
+    return drawn
+
+
+def _color(share: np.ndarray) -> np.ndarray:
+    return _COLD + (_HOT - _COLD) * share
+
+
+def color_text(share: float) -> str:
+    """Return the color of a place with that share of the most evidence, as web pages write it."""
+    return "#" + "".join(f"{round(float(level)):02x}" for level in _color(np.array(share)))
+
+
+def draw_explanation(found: Explanation) -> Image.Image:
+    """Return one picture of it all: the class, the image, the same under the map of each block, and the scale."""
+    drawn = overlays(found, max(_SIDE, found.pixels.shape[1]))
+    width, height = drawn["image"].size
+    # A row of text above and below the images, in their own size.
+    line = round(width / 16)
+    font, small = ImageFont.load_default(0.7 * line), ImageFont.load_default(0.55 * line)
+    sheet = Image.new("RGB", (len(drawn) * (width + _GAP) - _GAP, height + 3 * line), "#ffffff")
+    ink = ImageDraw.Draw(sheet)
+    best = ", ".join(f"{name} {format_percent(share)}" for name, share in found.best if name != found.name)
+    ink.text((0, 0), f"{found.name} {format_percent(found.probability)}", "#1c2430", font)
+    beside = ink.textlength(f"{found.name} {format_percent(found.probability)}  ", font)
+    ink.text((beside, 0.15 * line), best, "#5b6674", small)
+    for place, (name, image) in enumerate(drawn.items()):
+        left = place * (width + _GAP)
+        sheet.paste(image, (left, line))
+        title = "as the network gets it" if name == "image" else f"evidence for {found.name} in {name}"
+        ink.text((left, line + height + 0.1 * line), title, "#5b6674", small)
+    scale = _color(np.linspace(0, 1, width // 2)[None, :, None]).repeat(line // 2, 0)
+    bottom = height + 2 * line + line // 3
+    sheet.paste(Image.fromarray(np.rint(scale).astype(np.uint8)), (width + _GAP, bottom))
+    ink.text((width + _GAP + width // 2 + _GAP, bottom - 0.1 * line), "none to most", "#5b6674", small)
     return sheet

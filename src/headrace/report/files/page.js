@@ -181,6 +181,53 @@
     });
   }
 
+  let asked = 0;
+  function explain(file, name) {
+    const told = document.getElementById("told"), number = ++asked;
+    told.textContent = "Looking at " + (file.name || "the image") + " ...";
+    const address = data.demo + (name === undefined ? "" : (data.demo.includes("?") ? "&" : "?") + "class=" + encodeURIComponent(name));
+    fetch(address, { method: "POST", body: file, cache: "no-store" }).then(function (answer) {
+      const kind = answer.headers.get("Content-Type") || "";
+      if (!kind.includes("json")) throw new Error(answer.status === 413 ? "it is too large" : "the server answered " + answer.status);
+      return answer.json();
+    }).then(function (found) {
+      if (number !== asked) return;
+      say("");
+      told.textContent = found.problem || file.name || "";
+      document.getElementById("answer").hidden = Boolean(found.problem);
+      if (!found.problem) show(found, file);
+    }).catch(function (error) { if (number === asked) { told.textContent = ""; say("No answer: " + error.message + "."); } });
+  }
+  function show(found, file) {
+    document.getElementById("scores").replaceChildren.apply(document.getElementById("scores"), found.best.map(function (row) {
+      const line = make("button", { class: "score", "aria-pressed": String(row.name === found.name), title: "show where it saw " + row.name });
+      const bar = make("i");
+      bar.style.width = (100 * row.share).toFixed(2) + "%";
+      line.append(make("span", {}, row.name), make("b", {}, (100 * row.share).toFixed(2) + " %"), bar);
+      line.addEventListener("click", function () { explain(file, row.name); });
+      return line;
+    }));
+    document.getElementById("maps").replaceChildren.apply(document.getElementById("maps"), found.maps.map(function (map) {
+      const figure = make("figure");
+      figure.append(make("img", { src: map.image, alt: map.title }), make("figcaption", {}, map.title));
+      return figure;
+    }));
+  }
+  function takeImages() {
+    const drop = document.getElementById("drop"), input = document.getElementById("file");
+    input.addEventListener("change", function () { if (input.files.length) explain(input.files[0]); });
+    addEventListener("dragover", function (event) { event.preventDefault(); drop.classList.add("over"); });
+    addEventListener("dragleave", function () { drop.classList.remove("over"); });
+    addEventListener("drop", function (event) {
+      event.preventDefault(); drop.classList.remove("over");
+      if (event.dataTransfer.files.length) explain(event.dataTransfer.files[0]);
+    });
+    addEventListener("paste", function (event) {
+      const files = event.clipboardData ? event.clipboardData.files : [];
+      if (files.length) explain(files[0]);
+    });
+  }
+
   const chosen = new Set();
   function listRuns(runs) {
     const body = document.getElementById("runs"), filter = document.getElementById("filter").value.toLowerCase();
@@ -210,7 +257,9 @@
     button.disabled = chosen.size < 2;
     button.textContent = chosen.size < 2 ? "Compare" : "Compare " + chosen.size + " runs";
   }
-  if (data.runs) {
+  if (data.demo) {
+    takeImages();
+  } else if (data.runs) {
     const filter = document.getElementById("filter");
     filter.addEventListener("input", function () {
       for (const row of document.getElementById("runs").rows) row.hidden = !row.dataset.text.includes(filter.value.toLowerCase());
