@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.samples import FileSamples
 
@@ -61,7 +61,7 @@ def main() -> None:
             work: dict[str, Callable[[], np.ndarray]] = {}
             for reduced in (False, True):
                 spec = ViewSpec(size=size, shorter_side=shorter, bicubic=name == "bicubic", reduced=reduced)
-                source = ImageSource(samples, spec, "validation", BadSamples("photographs", len(paths), 0))
+                source = decoded_source(samples, spec, "validation", BadSamples("photographs", len(paths), 0))
                 every = np.arange(len(paths))
                 work["reduced" if reduced else "exact"] = lambda source=source, every=every: source.read(every, 0)
             work["pillow"] = lambda size=size, shorter=shorter, method=method: np.stack(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import DataError
-from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.indexed_samples import StoredSamples
 from headrace.data.sets.samples import Samples
@@ -71,7 +71,7 @@ def test_damage_is_refused_and_never_crashes(
         path.write_bytes(data)
         try:
             samples = opener(path)
-            source = ImageSource(samples, ViewSpec(size=16), "train", BadSamples("set", len(samples), 0.0))
+            source = decoded_source(samples, ViewSpec(size=16), "train", BadSamples("set", len(samples), 0.0))
             images = source.read(np.arange(len(samples)), 0)
         except DataError:
             refused += 1

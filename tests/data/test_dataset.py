@@ -11,7 +11,7 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.catalog import KNOWN_SETS
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import memory_source
 from headrace.data.sets.synthetic import Synthetic, distinct_images, synthetic_images, synthetic_labels
 
 
@@ -137,9 +137,9 @@ def test_distinct_images_are_bounded_by_samples_memory_and_1024() -> None:
 
 
 def test_a_source_cannot_be_written_to() -> None:
-    source = ArraySource(np.zeros((2, 4, 4, 1), np.uint8), np.zeros(2, np.int32))
+    source = memory_source(np.zeros((2, 4, 4, 1), np.uint8), np.zeros(2, np.int32))
     with pytest.raises(ValueError, match="read-only"):
-        source._images[0] = 1
+        source.labels[0] = 1
     source.read(np.array([0]), 0)[0] = 1  # what was read is a copy
     assert source.read(np.array([0]), 0).max() == 0
 

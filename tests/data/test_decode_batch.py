@@ -11,13 +11,14 @@ import pytest
 from headrace.config.load import config_from
 from headrace.data.decoding.batch_decoder import FileBackedSamples, FileExtents, batch_decoder
 from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop
-from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.decoding.jpeg import jpeg_decoder
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.folder import read_folders
 from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.pack import open_pack, write_pack
 from headrace.data.sets.samples import Samples
+from headrace.data.sets.source import Source
 from headrace.data.sets.tf_example import Floats, Values, write_example
 from headrace.data.sets.tfrecord_file import write_records
 
@@ -61,10 +62,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def source(samples: Samples, rule: CropRule | None, channels: int = 3) -> ImageSource:
+def source_and_bad(samples: Samples, rule: CropRule | None, channels: int = 3) -> tuple[Source, BadSamples]:
     """Return a training source that allows for any number of bad samples; without a rule, of whole images."""
     spec = ViewSpec(size=48, crop=rule, seed=-3, channels=channels, whole=rule is None)
-    return ImageSource(samples, spec, "train", BadSamples("set", len(samples), 1.0))
+    bad = BadSamples("set", len(samples), 1.0)
+    return decoded_source(samples, spec, "train", bad), bad
+
+
+def source(samples: Samples, rule: CropRule | None) -> Source:
+    return source_and_bad(samples, rule)[0]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -94,15 +100,17 @@ def test_views_are_those_of_one_at_a_time(
 ) -> None:
     samples = read_folders(folder, 0.0).train
     index, epochs = np.array([*range(len(samples)), 3, 0, 0]), np.arange(len(samples) + 3) % 5
-    together = source(samples, rule, channels)
+    together, bad = source_and_bad(samples, rule, channels)
     shown = together.read(index, epochs)
     monkeypatch.setattr("headrace.data.decoding.image_source.batch_decoder", lambda *_: None)
-    alone = source(samples, rule, channels)
+    alone, bad_alone = source_and_bad(samples, rule, channels)
     assert (shown == alone.read(index, epochs)).all()
-    assert (together.original_hw == alone.original_hw).all()
-    assert together.original_hw.all()
-    assert [row["sample"] for row in together.bad.rows] == [row["sample"] for row in alone.bad.rows]
-    assert len(together.bad) == 4, "two that were cut short, two that are empty"
+    sizes = together.original_hw
+    assert sizes is not None
+    assert (sizes == alone.original_hw).all()
+    assert sizes.all()
+    assert [row["sample"] for row in bad.rows] == [row["sample"] for row in bad_alone.rows]
+    assert len(bad) == 4, "two that were cut short, two that are empty"
 
 
 def test_packed_images_are_shown_and_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +132,9 @@ def test_packed_images_are_shown_and_checked(folder: Path, tmp_path: Path, monke
     content[int(places.offsets[4]) + int(places.lengths[4]) - 3] ^= 1  # at the end: no crop would notice
     path.write_bytes(content)
     assert decoder.decode_into(places, index, index, out)[0].tolist() == [number != 4 for number in range(len(index))]
-    damaged = source(open_pack(path).train, rule)
+    damaged, bad = source_and_bad(open_pack(path).train, rule)
     damaged.read(index, 2)
-    assert [(row["sample"], row["problem"]) for row in damaged.bad.rows] == [(4, "the checksum is wrong")]
+    assert [(row["sample"], row["problem"]) for row in bad.rows] == [(4, "the checksum is wrong")]
 
 
 def test_files_that_are_gone_or_no_files_are_left_to_python(tmp_path: Path) -> None:
@@ -206,9 +214,9 @@ def test_a_record_with_a_wrong_checksum_is_left_to_python(
     content = bytearray((place / "train-00000-of-00001").read_bytes())
     content[int(places.offsets[1] + places.lengths[1]) - 8] ^= 1  # in the label, which no decoder would notice
     (place / "train-00000-of-00001").write_bytes(content)
-    damaged = source(open_image_set(data, "tfrecord").train, CROP_RULES["reference"])
+    damaged, bad = source_and_bad(open_image_set(data, "tfrecord").train, CROP_RULES["reference"])
     damaged.read(np.arange(3), 0)
-    assert [(row["sample"], row["problem"]) for row in damaged.bad.rows] == [(1, "the record's checksum is wrong")]
+    assert [(row["sample"], row["problem"]) for row in bad.rows] == [(1, "the record's checksum is wrong")]
 
 
 def test_a_fifo_in_the_place_of_an_image_does_not_block(tmp_path: Path) -> None:

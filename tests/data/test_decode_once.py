@@ -18,11 +18,11 @@ from headrace.data.augmentation.crop_resize import crop_resize
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.decoding import working_source
 from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
-from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.block_reader import feed_options
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.fetch import fetch
 from headrace.data.feeding.order import StepShape
+from headrace.data.sets.source import kept
 from headrace.engine.visible import Visible
 from headrace.run import design
 
@@ -93,7 +93,7 @@ def test_crops_are_those_of_the_streaming_source_in_the_kept_image(place: Path, 
     """Every view is Pillow's crop and resize of the original, but for what the working size loses."""
     data = data_of(place, decode_once="on", normalization="none", train_augmentation="none")
     dataset = open_dataset(data, 3)
-    assert isinstance(dataset.train, WorkingSource)
+    assert dataset.train.boxes is not None
     assert (dataset.info.sent_hw, dataset.info.varies) == ((80, 80), False)
     feed, blocks = blocks_of(dataset, data, put)
     assert feed.resident is not None
@@ -147,12 +147,11 @@ def test_it_does_not_matter_where_images_are_kept_or_where_a_run_starts(
 def test_images_kept_in_host_memory_are_decoded_once(place: Path, put) -> None:
     data = data_of(place, decode_once="on", dataset_cache="host")
     dataset = open_dataset(data, 3)
-    assert isinstance(dataset.train, WorkingSource)
-    dataset.train.keep()
-    first = dataset.train.read(np.arange(9), 0)
+    train = kept(dataset.train)
+    first = train.read(np.arange(9), 0)
     for file in (place / "train").rglob("*.jpg"):
         file.unlink()
-    assert (dataset.train.read(np.arange(9), 1) == first).all()
+    assert (train.read(np.arange(9), 1) == first).all()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalCache, EvalFeed, plan_eval_cache
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import StepShape
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import Source, memory_source
 
 HWC = (4, 4, 3)
 NUM = 22  # in batches of 4, two to a block: three blocks of 24, the last two samples of mask 0
@@ -41,19 +41,20 @@ OPTIONS = FeedOptions(
 BLOCK_BYTES = 8 * (48 + 12)
 
 
-class Counting(ArraySource):
+class Counting:
     """A source that counts how often each sample is read."""
 
     def __init__(self, num: int = NUM, seconds: float = 0.0) -> None:
-        images = np.random.default_rng(num).integers(0, 256, (num, *HWC), np.uint8)
-        super().__init__(images, np.arange(num, dtype=np.int32))
+        self.images = np.random.default_rng(num).integers(0, 256, (num, *HWC), np.uint8)
+        whole = memory_source(self.images, np.arange(num, dtype=np.int32))
         self.reads: Counter[int] = Counter()
-        self.seconds = seconds
 
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        time.sleep(self.seconds)
-        self.reads.update(indices.tolist())
-        return super().read(indices, epoch)
+        def read_into(indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+            time.sleep(seconds)
+            self.reads.update(indices.tolist())
+            whole.read_into(indices, epoch, out)
+
+        self.source = replace(whole, read_into=read_into)
 
 
 def cache(where: str, host_bytes: int = 0) -> EvalCache:
@@ -77,7 +78,7 @@ def eventually(holds: Any) -> bool:
 def feeds() -> Iterator[Any]:
     made: list[Any] = []
 
-    def make(source: ArraySource, kept: EvalCache | None, sent: list[Any] | None = None) -> EvalFeed:
+    def make(source: Source, kept: EvalCache | None, sent: list[Any] | None = None) -> EvalFeed:
         def put(tree: Any, kind: str) -> Any:
             if sent is not None:
                 sent.append(tree["index"][0, 0])
@@ -104,7 +105,7 @@ def feeds() -> Iterator[Any]:
 )
 def test_what_is_kept_is_read_once_and_all_deliver_the_same(feeds, kept, reads, sends):
     source, sent = Counting(), []
-    feed = feeds(source, kept, sent)
+    feed = feeds(source.source, kept, sent)
     for _ in range(3):
         blocks = blocks_of(feed)
         masks = np.concatenate([block["mask"].ravel() for block in blocks])
@@ -112,14 +113,14 @@ def test_what_is_kept_is_read_once_and_all_deliver_the_same(feeds, kept, reads, 
         images = np.concatenate([block["images"].reshape(-1, *HWC) for block in blocks])
         assert masks.tolist() == [1.0] * NUM + [0.0] * 2
         assert labels[:NUM].tolist() == list(range(NUM))
-        assert (images[:NUM] == ArraySource.read(source, np.arange(NUM), 0)).all()
+        assert (images[:NUM] == source.images).all()
     assert {source.reads[sample] for sample in range(1, NUM)} == {reads}
     assert len(sent) == sends
 
 
 def test_a_budget_keeps_the_blocks_that_fit_and_streams_the_others(feeds):
     source = Counting()
-    feed = feeds(source, cache("streamed", 2 * BLOCK_BYTES - 1))  # one of three
+    feed = feeds(source.source, cache("streamed", 2 * BLOCK_BYTES - 1))  # one of three
     for _ in range(3):
         blocks_of(feed)
     assert [source.reads[sample] for sample in (1, 7, 8, 21)] == [1, 1, 3, 3]
@@ -127,14 +128,14 @@ def test_a_budget_keeps_the_blocks_that_fit_and_streams_the_others(feeds):
 
 def test_blocks_are_prepared_before_the_evaluation_is_due(feeds):
     source, sent = Counting(), []
-    feed = feeds(source, cache("host", 3 * BLOCK_BYTES), sent)
+    feed = feeds(source.source, cache("host", 3 * BLOCK_BYTES), sent)
     feed.prefetch()
     assert eventually(lambda: all(source.reads[sample] for sample in range(NUM)))
     assert eventually(lambda: sent == [0])  # as many as are prefetched; the others stay in host memory
     blocks_of(feed)
     assert eventually(lambda: sent == [0, 8, 16, 0])  # ready for the next evaluation
     streamed = Counting()
-    feed = feeds(streamed, cache("streamed"))
+    feed = feeds(streamed.source, cache("streamed"))
     feed.prefetch()
     assert eventually(lambda: streamed.reads[7] == 1)
     time.sleep(0.05)
@@ -146,7 +147,7 @@ def test_blocks_are_prepared_before_the_evaluation_is_due(feeds):
 
 def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(feeds):
     validation, training = Counting(), Counting(64, seconds=0.05)
-    feed = feeds(validation, cache("device"))
+    feed = feeds(validation.source, cache("device"))
     shape = StepShape(
         seed=1,
         num_samples=64,
@@ -157,7 +158,7 @@ def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(fee
         micro_batch_size=8,
     )
     calls = CallSpans(first_step=0, last_step=80, max_steps=8)
-    train_feed = TrainFeed(training, shape, calls, replace(OPTIONS, prefetch_depth=2), lambda tree, kind: tree)
+    train_feed = TrainFeed(training.source, shape, calls, replace(OPTIONS, prefetch_depth=2), lambda tree, kind: tree)
     try:
         train_feed.hold(feed.gate)
         feed.prefetch()
@@ -167,7 +168,7 @@ def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(fee
     finally:
         train_feed.close()
     urgent = Counting()
-    feed = feeds(urgent, cache("device"))
+    feed = feeds(urgent.source, cache("device"))
     feed.gate.hold(True)
     feed.prefetch()
     time.sleep(0.05)

@@ -19,29 +19,24 @@ from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import StepShape, step_indices
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import Source, memory_source
 
 HWC = (6, 6, 3)
 Put = Callable[[Any, str], Any]
 
 
-class SlowSource(ArraySource):
-    """A source that takes its time and can fail at one sample."""
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray, seconds: float = 0.0, bad: int = -1) -> None:
-        super().__init__(images, labels)
-        self.seconds, self.bad = seconds, bad
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        time.sleep(self.seconds)
-        if self.bad in indices:
-            raise OSError(f"sample {self.bad} cannot be read")
-        return super().read(indices, epoch)
-
-
-def source(count: int = 40, seconds: float = 0.0, bad: int = -1) -> SlowSource:
+def source(count: int = 40, seconds: float = 0.0, bad: int = -1) -> Source:
+    """Return a source that takes its time and can fail at one sample."""
     images = np.random.default_rng(count).integers(0, 256, (count, *HWC), np.uint8)
-    return SlowSource(images, (np.arange(count) % 9).astype(np.int32), seconds, bad)
+    whole = memory_source(images, (np.arange(count) % 9).astype(np.int32))
+
+    def read_into(indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        time.sleep(seconds)
+        if bad in indices:
+            raise OSError(f"sample {bad} cannot be read")
+        whole.read_into(indices, epoch, out)
+
+    return replace(whole, read_into=read_into)
 
 
 def options(
@@ -136,7 +131,7 @@ def test_a_limit_holds_for_the_next_call(put: Put) -> None:
     assert found == [range(1), range(1, 4), range(4, 7), range(7, 8), range(5), range(5, 8)]
 
 
-def lengths_of_blocks(data: ArraySource, calls: CallSpans, put: Put, where: str = "host") -> list[int]:
+def lengths_of_blocks(data: Source, calls: CallSpans, put: Put, where: str = "host") -> list[int]:
     feed = TrainFeed(data, shape(), calls, options(where, threads=1), put)
     feed.limit(calls.max_steps)
     lengths = []

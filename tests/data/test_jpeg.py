@@ -13,7 +13,7 @@ import simplejpeg
 from headrace.data.decoding import image_source
 from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image import BadImage, read_header
-from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.decoding.jpeg import JpegDecoder, jpeg_decoder
 from headrace.data.decoding.resize import View
 from headrace.data.sets.bad_samples import BadSamples
@@ -106,7 +106,7 @@ def test_colours_of_half_the_height_are_libjpegs_to_the_bit(decoder: JpegDecoder
 def test_views_do_not_depend_on_the_decoder(decoder: JpegDecoder, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [(60, 80), (300, 200), (501, 640), (97, 33), (1000, 900)]
     images = [(encode(rough(*hw, seed=n), **FORMS[n % len(FORMS)]), 0) for n, hw in enumerate(sizes * 2)]
-    source = ImageSource(
+    source = decoded_source(
         ObjectSamples(images), ViewSpec(size=112, crop=CROP_RULES[rule]), "train", BadSamples("set", 10, 0.0)
     )
     index = np.arange(len(images))

@@ -15,7 +15,7 @@ from headrace.data.feeding.block_reader import FeedOptions
 from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import StepShape, epoch_order, step_indices
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import memory_source
 
 
 def test_balanced_weights_make_every_class_count_the_same() -> None:
@@ -109,7 +109,7 @@ def test_a_balanced_feed_sends_the_images_of_its_samples(put: Callable[[Any, str
         balanced=True,
     )
     feed = TrainFeed(
-        ArraySource(images, LABELS), shape, CallSpans(first_step=0, last_step=5, max_steps=5), options, put
+        memory_source(images, LABELS), shape, CallSpans(first_step=0, last_step=5, max_steps=5), options, put
     )
     block = {key: np.asarray(value) for key, value in feed.next().items()}
     feed.close()

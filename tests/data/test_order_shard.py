@@ -12,6 +12,7 @@ from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import StepShape, step_indices
 from headrace.data.feeding.shard import ProcessShard
+from headrace.data.sets.source import Source
 
 NUM_SAMPLES, SEED = 50, 3
 
@@ -19,20 +20,12 @@ NUM_SAMPLES, SEED = 50, 3
 class Watched:
     """A split of images whose first pixel is the sample's number; it remembers what was read."""
 
-    num_distinct, image_hwc, nbytes = NUM_SAMPLES, (2, 2, 3), NUM_SAMPLES * 12
-
     def __init__(self) -> None:
-        self.labels = (np.arange(NUM_SAMPLES) % 7).astype(np.int32)
         self.seen: list[int] = []
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return images of one number each."""
-        images = np.empty((len(indices), 2, 2, 3), np.uint8)
-        self.read_into(indices, epoch, images)
-        return images
+        labels = (np.arange(NUM_SAMPLES) % 7).astype(np.int32)
+        self.source = Source(
+            labels=labels, image_hwc=(2, 2, 3), num_distinct=NUM_SAMPLES, read_into=self.read_into, slow=True
+        )
 
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write images of one number each."""
@@ -66,7 +59,11 @@ def test_each_process_reads_the_columns_of_its_replicas_alone(num_processes: int
         source = Watched()
         share = ProcessShard(process=process, num_processes=num_processes)
         feed = TrainFeed(
-            source, shape, CallSpans(first_step=1, last_step=3, max_steps=2), options(share), lambda tree, _: tree
+            source.source,
+            shape,
+            CallSpans(first_step=1, last_step=3, max_steps=2),
+            options(share),
+            lambda tree, _: tree,
         )
         block = feed.next()
         feed.close()
@@ -85,7 +82,9 @@ def test_an_evaluation_counts_every_sample_in_exactly_one_process() -> None:
     counted = np.zeros(NUM_SAMPLES)
     for process in range(4):
         source = Watched()
-        feed = EvalFeed(source, 8, 3, options(ProcessShard(process=process, num_processes=4)), lambda tree, _: tree)
+        feed = EvalFeed(
+            source.source, 8, 3, options(ProcessShard(process=process, num_processes=4)), lambda tree, _: tree
+        )
         for block in feed:
             assert block["index"].shape == (3, 2)
             np.add.at(counted, block["index"][block["mask"] == 1], 1)
@@ -104,7 +103,7 @@ def test_a_set_on_the_device_is_decoded_by_shares() -> None:
             kinds.append(kind)
             return tree
 
-        part = make_resident(source, put, ProcessShard(process=process, num_processes=3))
+        part = make_resident(source.source, put, ProcessShard(process=process, num_processes=3))
         assert kinds == ["rows"]
         assert len(set(source.seen)) <= 17  # 50 / 3, rounded up
         parts.append(np.asarray(part["images"])[:, 0, 0, 0])

@@ -7,8 +7,7 @@ import pytest
 from headrace.cli.plan import main
 from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
-from headrace.data.sets.subset import first_samples
-from headrace.data.sets.synthetic import Synthetic, SyntheticSource, generated_source
+from headrace.data.sets.synthetic import Synthetic, generated_source, synthetic_source
 from headrace.run.design import design_run, scale_to_devices
 
 
@@ -83,12 +82,12 @@ def test_a_trial_keeps_everything_but_the_length(tmp_path):
     assert (off.checkpoint_every, off.validate_every) == (0, 0)
 
 
-@pytest.mark.parametrize("make", [SyntheticSource, generated_source])
+@pytest.mark.parametrize("make", [synthetic_source, generated_source])
 def test_few_samples_are_the_first(make):
     spec = Synthetic(seed=1, split="train", image_hwc=(4, 4, 3), num_classes=7, num_distinct=20)
     whole = make(spec, 50)
-    part = first_samples(whole, 6)
+    part = whole.first(6)
     assert (len(part), part.labels.tolist()) == (6, whole.labels[:6].tolist())
     index = part.labels.nonzero()[0]
     assert (part.read(index, 0) == whole.read(index, 0)).all()
-    assert first_samples(whole, 60) is whole
+    assert whole.first(60) is whole

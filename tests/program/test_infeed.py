@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Infeed
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import memory_source
 
 
 def numbers(count):
@@ -131,7 +131,7 @@ def test_a_dataset_that_exits_leaves_nobody_waiting():
 
 def test_batches_of_a_source():
     images = np.arange(10 * 4, dtype=np.uint8).reshape(10, 2, 2, 1)
-    source = ArraySource(images, np.arange(10, dtype=np.int32))
+    source = memory_source(images, np.arange(10, dtype=np.int32))
     in_order = Infeed(source, batch_size=4).take(10)
     assert [list(element["labels"]) for element in in_order] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert np.array_equal(in_order[1]["images"], images[4:8])
@@ -181,7 +181,7 @@ def test_what_cannot_work_is_refused(make, message):
 
 
 def test_a_source_needs_a_batch_size():
-    source = ArraySource(np.zeros((10, 2, 2, 1), np.uint8), np.zeros(10, np.int32))
+    source = memory_source(np.zeros((10, 2, 2, 1), np.uint8), np.zeros(10, np.int32))
     with pytest.raises(HeadraceError, match="needs a batch_size"):
         Infeed(source)
     with pytest.raises(HeadraceError, match="1 to 10"):

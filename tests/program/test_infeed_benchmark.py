@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Infeed, dataset_benchmark, infeed_benchmark
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import memory_source
 
 FIELDS = {"elements_processed", "total_bytes_processed", "time_elapsed", "elements_per_second", "bandwidth"}
 ELEMENTS = [{"x": np.zeros((4, 100), np.float32), "y": np.zeros(4, np.int32)}] * 3  # 1,616 bytes each
@@ -46,7 +46,7 @@ def test_a_slow_dataset_is_measured_as_slow(measure):
 
 
 def test_a_source():
-    source = ArraySource(np.zeros((10, 2, 2, 1), np.uint8), np.zeros(10, np.int32))
+    source = memory_source(np.zeros((10, 2, 2, 1), np.uint8), np.zeros(10, np.int32))
     epoch = json.loads(dataset_benchmark(source, 1, 6, batch_size=4))["epochs"][0]
     assert epoch["total_bytes_processed"] == 6 * (4 * 4 + 4 * 4)
 

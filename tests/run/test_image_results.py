@@ -12,7 +12,7 @@ from headrace.cli.explain import explain
 from headrace.cli.predict import main as predict
 from headrace.cli.validate import main as validate
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import memory_source
 from headrace.report.run_report import write_run_report
 from headrace.run.fit import train
 from headrace.run.image_results import image_results, write_image_results
@@ -88,7 +88,7 @@ def _explain_a_file(run: str, place: Path) -> None:
 
 def test_two_classes_have_thresholds_and_no_address_but_of_an_image_is_used(tmp_path):
     images = np.full((4, 60, 60, 3), 200, np.uint8)
-    source = ArraySource(images, np.array([0, 1, 1, 0], np.int32))
+    source = memory_source(images, np.array([0, 1, 1, 0], np.int32))
     shares = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     found = image_results(shares, source, ("ant", "<i>bee"))
     assert found["auc"] == 0.75, "three of the four pairs are in order"

@@ -31,8 +31,8 @@ from headrace.data.sets.image_sets import (
     working_size,
 )
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_folder, locate_set, read_split
-from headrace.data.sets.source import ArraySource, Source
-from headrace.data.sets.synthetic import Synthetic, SyntheticSource, distinct_images, generated_source
+from headrace.data.sets.source import Source, memory_source
+from headrace.data.sets.synthetic import Synthetic, distinct_images, generated_source, synthetic_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")
 _MOST_NAMED = 12  # classes whose names are shown
@@ -267,7 +267,7 @@ def _synthetic_place(data: Data) -> str:
 
 def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
     raise_problems(info.name, [finding for part in parts.values() for finding in part.findings])
-    train, validation = (ArraySource(parts[split].images, parts[split].labels) for split in SPLITS)
+    train, validation = (memory_source(parts[split].images, parts[split].labels) for split in SPLITS)
     return DataSet(info=info, train=train, validation=validation)
 
 
@@ -299,7 +299,7 @@ def _synthetic(info: DataInfo, data: Data, seed: int, split: str) -> Source:
         num_classes=info.num_classes,
         num_distinct=distinct_images(num_samples, info.image_bytes, parse_bytes(data.dataset_device_budget)),
     )
-    return SyntheticSource(spec, num_samples) if info.synthetic_on == "device" else generated_source(spec, num_samples)
+    return synthetic_source(spec, num_samples) if info.synthetic_on == "device" else generated_source(spec, num_samples)
 
 
 def _refuse_contradictions(data: Data, row: SetRow) -> None:

@@ -12,7 +12,6 @@ from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.crop import valid_view
 from headrace.data.decoding.image import BadImage, decode, read_header
-from headrace.data.decoding.image_source import ImageSource
 from headrace.data.decoding.resize import Resampling, View, resize_view
 from headrace.data.sets.source import Source
 from headrace.run.prediction import find_images
@@ -75,7 +74,7 @@ def _of_validation(source: Source, channels: int) -> tuple[np.ndarray, ...]:
 
 def _decoded(source: Source, number: int, channels: int) -> np.ndarray:
     """Return a sample as it is stored where the source decodes images, else as it is read."""
-    if isinstance(source, ImageSource):
+    if source.samples is not None:
         data = source.samples.content(number)[0]
         if isinstance(data, bytes):
             return decode(data, read_header(data), channels)

@@ -19,7 +19,6 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.tree import PyTree, flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
 from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weights
-from headrace.data.sets.subset import first_samples
 from headrace.engine.compiler import decide
 from headrace.engine.loss_scale import ScaleSchedule, resumed_loss_scale, scale_schedule
 from headrace.engine.lr_curve import make_lr_curve
@@ -262,7 +261,7 @@ def open_data(design: Design) -> DataSet:
     dataset = design.custom.dataset or open_dataset(config.data, config.run.seed)
     if not config.run.dry_run_steps:
         return dataset
-    return replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
+    return replace(dataset, validation=dataset.validation.first(design.plan.validation.num_samples))
 
 
 def starting_state(design: Design, weights: tuple[PyTree, PyTree] | None = None) -> State:

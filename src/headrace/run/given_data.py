@@ -13,14 +13,14 @@ from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import local_path
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
-from headrace.data.decoding.image_source import ImageSource
+from headrace.data.decoding.image_source import decoded_source
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
 from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.image_sets import evaluation_view
 from headrace.data.sets.samples import FileSamples
-from headrace.data.sets.source import ArraySource, Source
+from headrace.data.sets.source import Source, memory_source
 from headrace.model.network import Network
 from headrace.run.network_summary import shape_text
 from headrace.run.trained_model import refuse_other_classes
@@ -113,7 +113,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
     listing = list_classes(path, spec.class_names or None)
     samples = FileSamples(listing.root, list(listing.files), listing.labels)
     bad = BadSamples(str(path), len(samples), data.max_bad_samples)
-    source = ImageSource(samples, evaluation_view(data, spec.image_hwc[0], spec.image_hwc[2]), "validation", bad)
+    source = decoded_source(samples, evaluation_view(data, spec.image_hwc[0], spec.image_hwc[2]), "validation", bad)
     info = DataInfo(
         name="folder",
         image_hwc=spec.image_hwc,
@@ -132,7 +132,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
 
 def no_images(spec: ImageSpec) -> Source:
     """Return an empty split."""
-    return ArraySource(np.zeros((0, *spec.image_hwc), spec.image_dtype or "uint8"), np.zeros(0, np.int32))
+    return memory_source(np.zeros((0, *spec.image_hwc), spec.image_dtype or "uint8"), np.zeros(0, np.int32))
 
 
 def image_paths(images: Any) -> Sequence[Path] | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,19 +31,6 @@ from headrace.telemetry.validation_report import validation_report
 
 _SIDE = 128  # pixels of a thumbnail, at most
 _MOSAIC = 16  # training images in the mosaic
-
-
-class LabelledImages(Protocol):
-    """Images by number with their classes; `name(number)` too, where they have names."""
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The class of each."""
-        ...
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return images [n, H, W, C], 0..255."""
-        ...
 
 
 def write_image_results(run: Path, overrides: Mapping[str, Any] | None = None) -> Path:
@@ -77,11 +64,11 @@ def evaluate_validation(checkpoint: Path, overrides: Mapping[str, object], weigh
 
 def evaluate_files(model: TrainedModel, found: Sequence[Prediction], labels: Sequence[int]) -> Evaluated:
     """Return what predictions of readable files with these classes amount to."""
-    source = _Files(model, [prediction.file for prediction in found], np.array(labels, np.int32))
+    source = _file_source(model, [prediction.file for prediction in found], labels)
     return _evaluated(model, np.array([prediction.shares for prediction in found], np.float64), source)
 
 
-def _evaluated(model: TrainedModel, probabilities: np.ndarray, source: LabelledImages) -> Evaluated:
+def _evaluated(model: TrainedModel, probabilities: np.ndarray, source: Source) -> Evaluated:
     facts = {"checkpoint": model.checkpoint.name, "weights": model.weights, "step": model.step}
     return Evaluated(
         images=facts | image_results(probabilities, source, model.class_names),
@@ -89,23 +76,21 @@ def _evaluated(model: TrainedModel, probabilities: np.ndarray, source: LabelledI
     )
 
 
-class _Files:
-    """Image files, read as the model reads them."""
+def _file_source(model: TrainedModel, files: Sequence[Path], labels: Sequence[int]) -> Source:
+    """Return image files, read as the model reads them."""
 
-    def __init__(self, model: TrainedModel, files: Sequence[Path], labels: np.ndarray) -> None:
-        self._model, self._files, self.labels = model, files, labels
+    def read_into(indices: np.ndarray, _epoch: np.ndarray | int, out: np.ndarray) -> None:
+        for index, image in zip(indices, out, strict=True):
+            read_image(model, files[index], image)
 
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return the images of these files."""
-        del epoch
-        images = np.zeros((len(indices), *self._model.network.input_hwc), np.uint8)
-        for index, out in zip(indices, images, strict=True):
-            read_image(self._model, self._files[index], out)
-        return images
-
-    def name(self, number: int) -> str:
-        """Return the path of a file."""
-        return str(self._files[number])
+    return Source(
+        labels=np.array(labels, np.int32),
+        image_hwc=model.network.input_hwc,
+        num_distinct=len(files),
+        read_into=read_into,
+        slow=True,
+        name=lambda number: str(files[number]),
+    )
 
 
 def _predict_validation(model: TrainedModel, config: Config) -> tuple[Evaluated, Design, Source]:
@@ -134,7 +119,7 @@ def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str
     return validation_report(sums, names)
 
 
-def image_results(probabilities: np.ndarray, source: LabelledImages, names: Sequence[str]) -> dict[str, Any]:
+def image_results(probabilities: np.ndarray, source: Source, names: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of these probabilities [N, classes], and the notable images of the source."""
     labels = source.labels
     chosen = notable_images(probabilities, labels)
@@ -152,11 +137,11 @@ def image_results(probabilities: np.ndarray, source: LabelledImages, names: Sequ
     return found
 
 
-def _notable(source: LabelledImages, number: int, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+def _notable(source: Source, number: int, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     true, predicted = int(source.labels[number]), int(shares.argmax())
-    name = getattr(source, "name", None)  # where it is stored; images in memory have a number only
     return {
-        "file": name(number) if name else f"image {number}",
+        # Images in memory have a number only.
+        "file": source.name(number) if source.name else f"image {number}",
         "true": names[true],
         "predicted": names[predicted],
         "probability": float(shares[predicted]),

@@ -32,7 +32,6 @@ from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.sets.catalog import numbered_classes
-from headrace.data.sets.subset import first_samples
 from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import LossFunction
@@ -376,7 +375,7 @@ class Model:
         design = self._evaluation_design(config, dataset, measured)
         if steps is not None:
             count = positive(steps, "steps") * design.plan.validation.batch_size
-            part = first_samples(dataset.validation, min(count, len(dataset.validation)))
+            part = dataset.validation.first(count)
             dataset = replace(dataset, validation=part, info=replace(dataset.info, num_validation=len(part)))
             design = self._evaluation_design(config, dataset, measured)
         weights = self._chosen(weights)

@@ -27,6 +27,7 @@ from headrace.data.decoding.limits import MAX_PIXELS
 from headrace.data.decoding.resize import Resampling, Scratch, View, resize_view
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
+from headrace.data.sets.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,58 +75,29 @@ class ViewSpec:
         return View(crop, (self.size, self.size))
 
 
-class DecodedBytes:
-    """What the sources of decoded bytes have in common."""
-
-    labels: np.ndarray
-
-    @property
-    def image_hwc(self) -> tuple[int, int, int]:
-        raise NotImplementedError
-
-    @property
-    def num_distinct(self) -> int:
-        """Return how many different images there are."""
-        return len(self)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all samples as they are read."""
-        return len(self) * int(np.prod(self.image_hwc))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return the images of these samples in this epoch."""
-        out = np.empty((len(indices), *self.image_hwc), np.uint8)
-        self.read_into(indices, epoch, out)
-        return out
-
-    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
-        """Write the images of these samples into `out`."""
-        raise NotImplementedError
+def decoded_source(samples: Samples, view: ViewSpec, split: str, bad: BadSamples) -> Source:
+    """Return one split of images, decoded as they are read; broken ones are added to `bad`."""
+    decoder = _Decoder(samples, view, split, bad)
+    return Source(
+        labels=samples.labels,
+        image_hwc=(view.size, view.size, view.channels),
+        num_distinct=len(samples),
+        read_into=decoder.read_into,
+        slow=True,
+        name=samples.name,
+        samples=samples,
+        original_hw=decoder.original_hw,
+    )
 
 
-class ImageSource(DecodedBytes):
-    """One split of images, decoded as they are read."""
+class _Decoder:
+    """Decodes samples of one split, and remembers the original sizes of their images."""
 
     def __init__(self, samples: Samples, spec: ViewSpec, split: str, bad: BadSamples) -> None:
-        self.samples, self.spec, self.bad = samples, spec, bad
-        self._split, self._scratch = split, Scratch()
-        self.labels = samples.labels
-        self.labels.flags.writeable = False
-        self.original_hw = np.zeros((len(samples), 2), np.int32)  # of the images that were decoded
+        self._samples, self._spec, self._split, self._bad = samples, spec, split, bad
+        self._scratch = Scratch()
+        self.original_hw = np.zeros((len(samples), 2), np.int32)
         jpeg_decoder()  # loaded and checked here, before the threads would all do so at once
-
-    @property
-    def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of what is read."""
-        return self.spec.size, self.spec.size, self.spec.channels
-
-    def name(self, sample: int) -> str:
-        """Return where a sample is stored."""
-        return self.samples.name(sample)
 
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write the images of these samples into `out`."""
@@ -137,35 +109,36 @@ class ImageSource(DecodedBytes):
 
     def _decode_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
         """Decode what one call in C can decode; return which ones those are, None without the compiled decoder."""
-        spec = self.spec
+        spec = self._spec
         if not spec.is_compiled or not out.flags.c_contiguous:
             return None
         decoder = batch_decoder(spec.crop, spec.seed, spec.size, spec.channels)
-        if decoder is None or not isinstance(self.samples, FileBackedSamples):
+        if decoder is None or not isinstance(self._samples, FileBackedSamples):
             return None
-        decoded, hw = decoder.decode_into(self.samples.extents(indices), indices, epochs, out)
+        decoded, hw = decoder.decode_into(self._samples.extents(indices), indices, epochs, out)
         self.original_hw[indices[decoded]] = hw[decoded]
         return decoded
 
     def _decode(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
-            self.original_hw[sample] = decode_into(self.samples, sample, epoch, self.spec, out, self._scratch)
+            self.original_hw[sample] = decode_into(self._samples, sample, epoch, self._spec, out, self._scratch)
         except BadImage as error:
-            self.bad.add(self._split, sample, self.samples.name(sample), str(error))
+            self._bad.add(self._split, sample, self._samples.name(sample), str(error))
             self._decode_next_of_class(sample, epoch, out)
 
     def _decode_next_of_class(self, sample: int, epoch: int, out: np.ndarray) -> None:
         """Decode the next good sample of the class instead, trying each other sample at most once."""
-        same = np.flatnonzero(self.labels == self.labels[sample])
+        labels = self._samples.labels
+        same = np.flatnonzero(labels == labels[sample])
         after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
         for other in after.tolist():
             try:
-                self.original_hw[sample] = decode_into(self.samples, other, epoch, self.spec, out, self._scratch)
+                self.original_hw[sample] = decode_into(self._samples, other, epoch, self._spec, out, self._scratch)
                 return
             except BadImage as error:
-                self.bad.add(self._split, other, self.samples.name(other), str(error))
+                self._bad.add(self._split, other, self._samples.name(other), str(error))
         raise DataError(
-            f"No sample of class {int(self.labels[sample])} in {self._split} can be read, {self.samples.name(sample)} "
+            f"No sample of class {int(labels[sample])} in {self._split} can be read, {self._samples.name(sample)} "
             "included.",
             remedy="`headrace data verify` says what is wrong with each.",
         )

@@ -10,13 +10,12 @@ import numpy as np
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.core.process import num_processors
-from headrace.core.tree import PyTree
 from headrace.data.augmentation.preprocess import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
 from headrace.data.feeding.cache import CacheChoice, decide_cache
 from headrace.data.feeding.prefetch import Gate
 from headrace.data.feeding.shard import WHOLE, ProcessShard
-from headrace.data.sets.source import DecodingSource, Source
+from headrace.data.sets.source import Source
 
 # Read by a thread at a time: large enough to be worth the switch, small enough to balance the threads.
 _CHUNK_BYTES = 1 << 20
@@ -68,9 +67,9 @@ class BlockReader:
         self._source, self._options, self._train, self._gate = source, options, train, gate
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
         self._closing = threading.Event()
-        # Decoded straight into the block: bytes that nothing else has to be done to need no copy.
-        as_sent = options.eight_bit_transfer and options.preprocess.on_device
-        self._in_place = source if as_sent and isinstance(source, DecodingSource) else None
+        self._dtype = np.dtype(np.uint8 if options.eight_bit_transfer else np.float32)
+        # Straight into the block: what nothing else has to be done to needs no copy.
+        self._in_place = options.preprocess.on_device and source.dtype == self._dtype
 
     def read(self, index: np.ndarray, epoch: np.ndarray | int, num_rows: int = 0) -> dict[str, np.ndarray]:
         """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample.
@@ -81,9 +80,9 @@ class BlockReader:
         epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
         hwc = self._source.image_hwc
         shape = (max(len(index), num_rows), *index.shape[1:])
-        images = _new_memory((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
+        images = _new_memory((math.prod(shape), *hwc), self._dtype)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
-        if self._in_place is not None:  # decoding is slow: few images at a time, so that the threads finish together
+        if self._source.slow:  # few images at a time, so that the threads finish together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 
         def fill(start: int) -> None:
@@ -93,11 +92,13 @@ class BlockReader:
             if self._closing.is_set():
                 return
             chunk = slice(start, start + size)
-            if self._in_place is not None:
-                seen = seen_samples(flat[chunk], epochs[chunk], len(self._source))
-                self._in_place.read_into(*seen, images[: len(flat)][chunk])
-            else:
-                images[: len(flat)][chunk] = self._chunk(flat[chunk], epochs[chunk])
+            samples, when = seen_samples(flat[chunk], epochs[chunk], len(self._source))
+            out = images[: len(flat)][chunk]
+            if self._in_place:
+                self._source.read_into(samples, when, out)
+                return
+            read, spec = self._source.read(samples, when), self._options.preprocess
+            out[...] = read if spec.on_device else preprocess(read, flat[chunk], epochs[chunk], spec, self._train)
 
         starts = range(0, len(flat), size)
         if len(starts) == 1 or self._options.num_threads == 1:
@@ -113,19 +114,14 @@ class BlockReader:
         self._closing.set()
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
-    def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> PyTree:
-        images = self._source.read(*seen_samples(index, epoch, len(self._source)))
-        spec = self._options.preprocess
-        return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
 
-
-def _new_memory(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+def _new_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return an array that nobody has written to, in memory that one CPU device takes as it is.
 
     New for every block: a buffer used again would change a block in flight. From a multiple of 64 bytes on, because
     XLA copies others, unfilled rows as well: 500 MB took 0.9 s on two cores.
     """
-    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(num_bytes + 63, np.uint8)
     first = -memory.ctypes.data % 64
     return memory[first : first + num_bytes].view(dtype).reshape(shape)

@@ -16,11 +16,10 @@ from headrace.core.process import num_processors
 from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.shard import WHOLE, ProcessShard
 from headrace.data.sets.cached_samples import KEPT
-from headrace.data.sets.source import DecodingSource, Source
-from headrace.data.sets.synthetic import Synthetic, SyntheticSource, synthetic_images, synthetic_labels
+from headrace.data.sets.source import Source
+from headrace.data.sets.synthetic import Synthetic, synthetic_images, synthetic_labels
 
 
 class CacheChoice(NamedTuple):
@@ -88,10 +87,7 @@ class Resident:
     def described(self) -> PyTree:
         """Return its shapes and devices, to compile with."""
         source, count = self._source, self._source.num_distinct
-        stored = (
-            np.uint8 if isinstance(source, DecodingSource | SyntheticSource) else source.read(np.arange(0), 0).dtype
-        )
-        images = jax.ShapeDtypeStruct((count, *source.image_hwc), stored)
+        images = jax.ShapeDtypeStruct((count, *source.image_hwc), source.dtype)
         return self._put({"images": images, "labels": jax.ShapeDtypeStruct((count,), np.int32)}, "replicated")
 
     @property
@@ -112,43 +108,43 @@ def make_resident(
 
     With several processes each decodes its shard of the images, and the devices exchange them.
     """
-    if isinstance(source, SyntheticSource):
+    if source.synthetic is not None:
         with transferring():
-            return put(_synthetic_on_device(source.spec), "replicated")
+            return put(_synthetic_on_device(source.synthetic), "replicated")
     count = source.num_distinct
-    sizes = {"original_hw": source.original_hw} if isinstance(source, WorkingSource) else {}
-    if not isinstance(source, DecodingSource):
+    if not source.slow:
         part = {"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}
         with transferring():
             return put(part, "replicated")
     # All processes must pass equally many rows; the last ones repeat an image, which is cut off after the exchange.
     rows = np.minimum(np.array(shard.rows(count)), count - 1)
-    part = {"images": _decoded(source, rows, closing or threading.Event()), "labels": source.labels[rows]}
+    part = {"images": _read_slowly(source, rows, closing or threading.Event()), "labels": source.labels[rows]}
     if shard.num_processes == 1:
         with transferring():
             return put(part, "replicated")
-    part |= {name: array[rows] for name, array in sizes.items()}
+    sizes = source.original_hw if source.boxes is not None else None
+    part |= {} if sizes is None else {"original_hw": sizes[rows]}
     resident = jax.tree.map(lambda array: array[:count], put(part, "rows"))
-    for name, array in sizes.items():  # every process draws crops of images that others decoded
-        array[...] = np.asarray(resident.pop(name))
+    if sizes is not None:  # every process draws crops of images that others decoded
+        sizes[...] = np.asarray(resident.pop("original_hw"))
     return resident
 
 
 # Images of one task: in each, a thread needs the interpreter lock a few times, and while the main thread traces a
 # program that takes 5 ms a time. Few enough that threads which share the rest finish together.
-_DECODED_TOGETHER = 16
+_READ_TOGETHER = 16
 
 
-def _decoded(source: DecodingSource, rows: np.ndarray, closing: threading.Event) -> np.ndarray:
-    """Decode these images with several threads; the rest stays undecoded once `closing` is set."""
-    images = np.empty((len(rows), *source.image_hwc), np.uint8)
+def _read_slowly(source: Source, rows: np.ndarray, closing: threading.Event) -> np.ndarray:
+    """Read these images with several threads; the rest stays unread once `closing` is set."""
+    images = np.empty((len(rows), *source.image_hwc), source.dtype)
 
     def fill(first: int) -> None:
         if not closing.is_set():
-            source.read_into(rows[first : first + _DECODED_TOGETHER], 0, images[first : first + _DECODED_TOGETHER])
+            source.read_into(rows[first : first + _READ_TOGETHER], 0, images[first : first + _READ_TOGETHER])
 
     with ThreadPoolExecutor(num_processors(), thread_name_prefix="decode") as pool:
-        firsts = range(0, len(images), _DECODED_TOGETHER)
+        firsts = range(0, len(images), _READ_TOGETHER)
         list(pool.map(fill, firsts))  # list: an exception in a thread is raised here
     return images
 

@@ -16,13 +16,12 @@ import numpy as np
 from headrace.core.device_access import transferring
 from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
-from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.balance import balanced_order, repeated_order
 from headrace.data.feeding.block_reader import BlockReader, FeedOptions, seen_samples
 from headrace.data.feeding.cache import Put, Resident
 from headrace.data.feeding.order import StepShape, epoch_order, step_indices
 from headrace.data.feeding.prefetch import GROWTH, FeedStats, Gate, InFlight, Prefetcher, never_given_up, wait_unless
-from headrace.data.sets.source import Source
+from headrace.data.sets.source import Source, kept
 
 
 class SplitFeed:
@@ -115,9 +114,9 @@ class TrainFeed(_PreparedFeed):
             order = repeated_order(shape.repeats, shape.global_batch_size)
         # Sorting a million samples takes longer than a short block.
         self._order = lru_cache(maxsize=4)(order)  # a block rarely spans more than two epochs
-        self._boxes = source.boxes if isinstance(source, WorkingSource) else None
-        if isinstance(source, WorkingSource) and options.cache.where != "device":
-            source.keep()
+        self._boxes = source.boxes
+        if source.boxes is not None and options.cache.where != "device":
+            source = kept(source)
         self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self._resident is None else None
         # Before the prefetcher, whose thread counts into it at once.

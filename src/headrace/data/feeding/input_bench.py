@@ -13,7 +13,6 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, decode, read_header
-from headrace.data.decoding.image_source import ImageSource
 from headrace.data.feeding.block_reader import BlockReader, feed_options
 from headrace.data.feeding.order import epoch_order
 from headrace.data.sets.bad_samples import BadSamples
@@ -76,9 +75,9 @@ def bench_input(
 
 def _parts(source: Source, bad: BadSamples | None) -> dict[str, Callable[[int], int]]:
     """Return the parts to time, functions of a sample that return bytes; only sources that decode have parts."""
-    if not isinstance(source, ImageSource):
-        return {}
     samples = source.samples
+    if samples is None:
+        return {}
 
     def read(sample: int) -> int:
         return samples.content(sample).num_bytes

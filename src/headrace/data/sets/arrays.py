@@ -15,7 +15,7 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataInfo, DataSet, counts_of, with_pixel_options
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import NO_REGRESSION
-from headrace.data.sets.source import ArraySource, Source
+from headrace.data.sets.source import Source, memory_source
 
 ARRAYS = "arrays"  # the name of such a dataset
 DTYPES = ("uint8", "float32")
@@ -38,39 +38,28 @@ class ImageSpec:
     channel_std: tuple[float, ...] = ()
 
 
-class SequenceSource:
-    """A split read image by image from an object with `len(images)` and `images[i]`, by several threads at once."""
+def sequence_source(images: Any, labels: np.ndarray, first: np.ndarray) -> Source:
+    """Return a split read image by image from an object with `len(images)` and `images[i]`, by several threads."""
 
-    def __init__(self, images: Any, labels: np.ndarray, first: np.ndarray) -> None:
-        self._images, self.labels, self._dtype = images, labels, first.dtype
-        height, width, channels = first.shape
-        self.image_hwc: tuple[int, int, int] = (height, width, channels)
-
-    @property
-    def num_distinct(self) -> int:
-        """Return how many different images there are."""
-        return len(self.labels)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all images."""
-        return len(self.labels) * int(np.prod(self.image_hwc)) * self._dtype.itemsize
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Read each image; one whose shape or dtype differs from the first is a DataError with its number."""
-        read = np.empty((len(indices), *self.image_hwc), self._dtype)
-        for position, index in enumerate(indices):
-            image = np.asarray(self._images[int(index)])
-            if image.shape != self.image_hwc or image.dtype != self._dtype:
+    def read_into(indices: np.ndarray, _epoch: np.ndarray | int, out: np.ndarray) -> None:
+        for position, index in enumerate(indices.tolist()):
+            image = np.asarray(images[index])
+            if image.shape != first.shape or image.dtype != first.dtype:
                 raise DataError(
-                    f"Image {index} is {_describe(image)}, image 0 is {self._dtype}{list(self.image_hwc)}.",
+                    f"Image {index} is {_describe(image)}, image 0 is {_describe(first)}.",
                     rule="All images of a set have one shape and one dtype.",
                 )
-            read[position] = image
-        return read
+            out[position] = image
+
+    height, width, channels = first.shape
+    return Source(
+        labels=labels,
+        image_hwc=(height, width, channels),
+        num_distinct=len(labels),
+        read_into=read_into,
+        dtype=first.dtype,
+        slow=True,
+    )
 
 
 def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> Source:
@@ -79,14 +68,13 @@ def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> S
     is_array = hasattr(images, "shape") and hasattr(images, "dtype")
     _check_image(images if is_array else first, is_array, spec, what)
     labels = _labels(labels, len(images), spec.num_classes, what)
-    return ArraySource(np.asarray(images), labels) if is_array else SequenceSource(images, labels, np.asarray(first))
+    return memory_source(np.asarray(images), labels) if is_array else sequence_source(images, labels, np.asarray(first))
 
 
 def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation: Source | None) -> DataSet:
     """Return the dataset of these two splits (None: not used in the run), with its preprocessing resolved."""
     source = train or validation
-    # Asked of an image that is read: an object with images[i] need not say its dtype.
-    dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else spec.image_dtype or "float32"
+    dtype = str(source.dtype) if source is not None else spec.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
     wanted = data.wanted_normalization
     given = data.pixel_mean is not None or data.pixel_std is not None
@@ -115,7 +103,7 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
         image_dtype=dtype,
         train_counts=() if train is None else counts_of(train.labels, spec.num_classes),
     )
-    none = ArraySource(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
+    none = memory_source(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
     info = with_pixel_options(info, data) if dtype == "uint8" else info
     return DataSet(info=info, train=none if train is None else train, validation=validation or none)
 

@@ -12,8 +12,8 @@ from headrace.core.errors import ConfigError, DataError, nearest
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.decoding.crop import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
 from headrace.data.decoding.image import BadImage, read_header
-from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.decoding.working_source import WorkingSource
+from headrace.data.decoding.image_source import ViewSpec, decoded_source
+from headrace.data.decoding.working_source import working_source
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.cached_samples import KEPT, Budget, CachedSamples
 from headrace.data.sets.catalog import KNOWN_SETS, numbered_classes
@@ -27,6 +27,7 @@ from headrace.data.sets.npz_set import is_npz, read_npz_set
 from headrace.data.sets.pack import Pack, is_pack, open_pack
 from headrace.data.sets.parquet_set import parquet_files, read_parquet_set
 from headrace.data.sets.samples import Samples
+from headrace.data.sets.source import Source
 from headrace.data.sets.table_set import TableSet
 from headrace.data.sets.tar_shards import has_tar_shards, plain_content, tar_index, tar_shards
 from headrace.data.sets.tfrecords import (
@@ -425,16 +426,15 @@ def _against_decoding_once(images: ImageSet, data: Data, size: int, side: int) -
     return next(((problem, change) for applies, problem, change in reasons if applies), None)
 
 
-def sources_of(
-    images: ImageSet, data: Data, size: int, seed: int
-) -> tuple[ImageSource | WorkingSource, ImageSource, BadSamples]:
+def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Source, Source, BadSamples]:
     """Return the sources of training and validation, and the list of bad samples that they share."""
     bad = BadSamples(images.place, len(images.train) + len(images.validation), data.max_bad_samples)
     evaluation = evaluation_view(data, size, data.num_channels)
     working, rule = working_size(images, data, size), crop_rule(data, size)
     if working is not None and rule is not None:
-        whole = ImageSource(images.train, replace(evaluation, size=working, whole=True, seed=seed), "train", bad)
-        return WorkingSource(whole, rule), ImageSource(images.validation, evaluation, "validation", bad), bad
+        whole = replace(evaluation, size=working, whole=True, seed=seed)
+        train = working_source(images.train, whole, "train", bad, rule)
+        return train, decoded_source(images.validation, evaluation, "validation", bad), bad
     # Without random crops training sees what validation sees, but for the reduced decoding.
     training, sent = replace(evaluation, crop=rule, seed=seed, reduced=True), sent_size(data, size)
     if sent is not None:  # without random crops the whole shorter side is sent, and the device crops it
@@ -446,7 +446,8 @@ def sources_of(
             CachedSamples(part, budget, decoded=decoded, channels=data.num_channels, quick=quick)
             for part, quick in ((train, rule is not None), (validation, False))
         )
-    return ImageSource(train, training, "train", bad), ImageSource(validation, evaluation, "validation", bad), bad
+    validated = decoded_source(validation, evaluation, "validation", bad)
+    return decoded_source(train, training, "train", bad), validated, bad
 
 
 def evaluation_view(data: Data, size: int, channels: int) -> ViewSpec:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.rng import HostOrDevice, array_module, bits, name_id
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.source import Source, memory_source
 
 MAX_DISTINCT = 1024
 
@@ -54,39 +54,25 @@ def synthetic_labels(spec: Synthetic, numbers: HostOrDevice) -> Any:
 _AT_ONCE = 16  # images made together: they stay in the processor's cache, four times faster than all at once
 
 
-class SyntheticSource:
-    """A split generated on the device; the host can generate the same images when it needs them."""
+def synthetic_source(spec: Synthetic, num_samples: int) -> Source:
+    """Return a split that the device generates; the host can generate the same images when it needs them."""
 
-    def __init__(self, spec: Synthetic, num_samples: int) -> None:
-        self.spec, self._num_samples = spec, num_samples
-        distinct = synthetic_labels(spec, np.arange(spec.num_distinct, dtype=np.uint32))
-        self.labels = distinct[np.arange(num_samples) % spec.num_distinct]
+    def read_into(indices: np.ndarray, _epoch: np.ndarray | int, out: np.ndarray) -> None:
+        out[...] = synthetic_images(spec, (indices % spec.num_distinct).astype(np.uint32))
 
-    @property
-    def num_distinct(self) -> int:
-        """Return how many different images there are."""
-        return self.spec.num_distinct
-
-    @property
-    def image_hwc(self) -> tuple[int, int, int]:
-        return self.spec.image_hwc
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the different images."""
-        return self.num_distinct * int(np.prod(self.image_hwc))
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return the images of these samples."""
-        return synthetic_images(self.spec, (indices % self.num_distinct).astype(np.uint32))
+    distinct = synthetic_labels(spec, np.arange(spec.num_distinct, dtype=np.uint32))
+    return Source(
+        labels=distinct[np.arange(num_samples) % spec.num_distinct],
+        image_hwc=spec.image_hwc,
+        num_distinct=spec.num_distinct,
+        read_into=read_into,
+        synthetic=spec,
+    )
 
 
-def generated_source(spec: Synthetic, num_samples: int) -> ArraySource:
+def generated_source(spec: Synthetic, num_samples: int) -> Source:
     """Return a synthetic split whose images the host generates now and sends like real ones."""
     numbers = np.arange(spec.num_distinct, dtype=np.uint32)
     chunks = np.array_split(numbers, -(-len(numbers) // _AT_ONCE))
     images = np.concatenate([synthetic_images(spec, part) for part in chunks])
-    return ArraySource(images, synthetic_labels(spec, numbers), num_samples)
+    return memory_source(images, synthetic_labels(spec, numbers), num_samples)
