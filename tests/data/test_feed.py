@@ -315,6 +315,7 @@ def evaluated(feed: EvalFeed) -> tuple[list[int], list[dict[str, np.ndarray]]]:
 def test_evaluation_sees_every_sample_exactly_once(num_samples: int, batch: int, per_block: int) -> None:
     feed = EvalFeed(source(num_samples), batch, per_block, options("device"), lambda tree, kind: tree)
     seen, found = evaluated(feed)
+    feed.close()
     assert seen == list(range(num_samples))
     assert len({block["index"].shape for block in found}) == 1
     assert all(block["index"].shape[0] <= per_block for block in found)
@@ -348,7 +349,9 @@ def test_evaluation_blocks_are_put_as_batches() -> None:
         kinds.append(kind)
         return jax.device_put(tree)
 
-    list(EvalFeed(source(11), 4, 2, options("device"), put))
+    feed = EvalFeed(source(11), 4, 2, options("device"), put)
+    list(feed)
+    feed.close()
     TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=1, max_steps=1), options(), put).close()
     # In any order: the set that stays on the device and the blocks are put by different threads.
     assert sorted(kinds[:3]) == ["batches", "batches", "replicated"]

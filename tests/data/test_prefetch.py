@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.data.feeding.prefetch import FeedStats, Prefetcher
+from headrace.data.feeding.prefetch import FeedStats, Kept, Prefetcher
 
 
 class Call:
@@ -26,6 +26,15 @@ class Call:
         return self._left <= 0
 
 
+def ahead_of(
+    read: Callable[[int], Any], num_blocks: int, depth: int, send: Callable[[Any], Any] = lambda block: block
+) -> Prefetcher[Any]:
+    """Return a prefetcher that has begun."""
+    ahead = Prefetcher(read, depth, FeedStats(), send, num_blocks=num_blocks)
+    ahead.prefetch()
+    return ahead
+
+
 def wait_until(happened: Callable[[], bool]) -> None:
     """Wait for another thread, as long as a busy machine takes to run it."""
     deadline = time.monotonic() + 60
@@ -35,7 +44,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def test_blocks_come_in_order() -> None:
-    ahead = Prefetcher(lambda number: number * number, range(20), 3, FeedStats())
+    ahead = ahead_of(lambda number: number * number, 20, 3)
     assert [ahead.next() for _ in range(20)] == [number * number for number in range(20)]
     assert ahead.stats.blocks == 20
     with pytest.raises(RuntimeError, match="no more blocks"):
@@ -46,7 +55,7 @@ def test_blocks_come_in_order() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_never_more_than_depth_blocks_ahead(depth: int) -> None:
     made = []
-    ahead = Prefetcher(made.append, range(50), depth, FeedStats())
+    ahead = ahead_of(made.append, 50, depth)
     for taken in range(10):
         time.sleep(0.005)
         assert len(made) <= max(taken, 1) + depth  # one more before the first is in use
@@ -63,7 +72,7 @@ def test_an_error_surfaces_in_its_place_and_again() -> None:
             raise OSError("the disk is gone")
         return number
 
-    ahead = Prefetcher(make, range(10), 4, FeedStats())
+    ahead = ahead_of(make, 10, 4)
     assert [ahead.next(), ahead.next()] == [0, 1]
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
@@ -74,7 +83,7 @@ def test_an_error_surfaces_in_its_place_and_again() -> None:
 def test_waiting_is_measured_and_the_first_block_is_apart() -> None:
     found = []
     for _ in range(5):  # a busy machine may wake this thread late, again and again
-        with closing(Prefetcher(lambda _: time.sleep(0.2), range(5), 1, FeedStats())) as ahead:
+        with closing(ahead_of(lambda _: time.sleep(0.2), 5, 1)) as ahead:
             for _ in range(4):
                 ahead.next()
         assert ahead.stats.read_seconds >= 0.79
@@ -92,7 +101,7 @@ def test_waiting_while_the_device_is_busy_is_not_the_devices_waiting() -> None:
             call.ended.wait(60)
             time.sleep(0.05)
 
-    ahead = Prefetcher(make, range(3), 1, FeedStats())
+    ahead = ahead_of(make, 3, 1)
     ahead.next()
     ahead.next(Call(1_000_000))
     assert ahead.stats.wait_seconds == 0
@@ -105,7 +114,7 @@ def test_blocks_that_are_ready_cost_no_waiting() -> None:
     waited = []
     for _ in range(3):  # the best of three on a busy machine
         made = []
-        ahead = Prefetcher(made.append, range(30), 2, FeedStats())
+        ahead = ahead_of(made.append, 30, 2)
         for taken in range(28):
             while len(made) < taken + 2:
                 time.sleep(0.001)
@@ -123,7 +132,7 @@ def test_close_with_blocks_in_flight_ends_the_thread() -> None:
         started.set()
         release.wait(5)
 
-    ahead = Prefetcher(make, range(10), 4, FeedStats())
+    ahead = ahead_of(make, 10, 4)
     started.wait(5)
     threading.Timer(0.05, release.set).start()
     ahead.close()
@@ -133,9 +142,32 @@ def test_close_with_blocks_in_flight_ends_the_thread() -> None:
 
 def test_reading_goes_on_while_a_block_is_sent() -> None:
     read, may_send = [], threading.Event()
-    ahead = Prefetcher(read.append, range(10), 2, FeedStats(), lambda _: may_send.wait(5))
+    ahead = ahead_of(read.append, 10, 2, lambda _: may_send.wait(5))
     wait_until(lambda: len(read) == 3)
     assert read == [0, 1, 2]
     may_send.set()
     assert ahead.next()
     ahead.close()
+
+
+def test_kept_blocks_are_made_once_and_the_others_each_time() -> None:
+    for kept, read, sent in (
+        (Kept(), [0, 1, 2] * 2, [0, 1, 2] * 2),
+        (Kept(in_host=2), [0, 1, 2, 2], [0, 1, 2] * 2),
+        (Kept(on_device=True), [0, 1, 2], [0, 1, 2]),
+    ):
+        were_read, were_sent = [], []
+
+        def make(number: int, were_read: list[int] = were_read) -> int:
+            were_read.append(number)
+            return number
+
+        def send(number: int, were_sent: list[int] = were_sent) -> int:
+            were_sent.append(number)
+            return number
+
+        ahead = Prefetcher(make, 1, FeedStats(), send, num_blocks=3, kept=kept)
+        for _ in range(2):
+            assert [ahead.take(number) for number in range(3)] == [0, 1, 2]
+        ahead.close()
+        assert (sorted(were_read), were_sent) == (sorted(read), sent)

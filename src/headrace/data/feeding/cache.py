@@ -16,6 +16,7 @@ from headrace.core.process import num_processors
 from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
+from headrace.data.feeding.prefetch import FeedStats, Kept, Prefetcher, never_given_up
 from headrace.data.feeding.shard import WHOLE, ProcessShard
 from headrace.data.sets.cached_samples import KEPT
 from headrace.data.sets.source import Source
@@ -78,11 +79,18 @@ class Resident:
     def __init__(self, source: Source, put: Put, shard: ProcessShard = WHOLE) -> None:
         self._source, self._put = source, put
         self._closing = threading.Event()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="resident")
         # In a thread: decoding a set takes seconds, in which the programs are compiled.
-        self.made = self._worker.submit(make_resident, source, put, shard, self._closing)
+        self._prefetcher = Prefetcher(
+            lambda _: make_resident(source, put, shard, self._closing),
+            1,
+            FeedStats(),
+            lambda resident: resident,
+            num_blocks=1,
+            kept=Kept(on_device=True),
+        )
+        self._prefetcher.prefetch()
         if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
-            self.made.result()
+            self.wait()
 
     def described(self) -> PyTree:
         """Return its shapes and devices, to compile with."""
@@ -93,12 +101,16 @@ class Resident:
     @property
     def arrays(self) -> dict[str, jax.Array]:
         """The set on the devices; waits until it is there."""
-        return self.made.result()
+        return self._prefetcher.take(0)
+
+    def wait(self, given_up: Callable[[], bool] = never_given_up) -> None:
+        """Wait until it is there; raise GivenUp as soon as it is no longer wanted."""
+        self._prefetcher.take(0, given_up=given_up)
 
     def close(self, *, wait: bool = True) -> None:
         """Stop decoding; wait for what is being decoded, or do not."""
         self._closing.set()
-        self._worker.shutdown(wait=wait, cancel_futures=True)
+        self._prefetcher.close(wait=wait)
 
 
 def make_resident(

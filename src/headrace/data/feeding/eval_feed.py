@@ -4,7 +4,6 @@ Blocks that fit nowhere are read again for each evaluation, the first of them be
 """
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from headrace.data.dataset import DataInfo
 from headrace.data.feeding.block_reader import BlockReader, FeedOptions
 from headrace.data.feeding.cache import Put, Resident
 from headrace.data.feeding.feed import SplitFeed, places, sent
-from headrace.data.feeding.prefetch import FeedStats, Gate
+from headrace.data.feeding.prefetch import FeedStats, Gate, Kept, Prefetcher
 from headrace.data.sets.source import Source
 
 DEVICE, HOST, STREAMED = "device", "host", "streamed"
@@ -106,8 +105,7 @@ class EvalFeed(SplitFeed):
     """The blocks of an evaluation: every sample exactly once, in order, padded with samples of mask 0.
 
     Iterating starts anew each time; all blocks have one shape, [batches_per_block, batch_size]. With a cache, blocks
-    are kept from one iteration to the next, on the devices or in host memory. One thread reads blocks, another sends
-    them, so that reading is never held up by the devices.
+    are kept from one iteration to the next, on the devices or in host memory.
     """
 
     def __init__(
@@ -119,47 +117,48 @@ class EvalFeed(SplitFeed):
         put: Put,
         cache: EvalCache | None = None,
     ) -> None:
-        self._put, self._depth, self._num_samples = put, options.prefetch_depth, len(source)
+        self._put, self._num_samples = put, len(source)
         self._columns = options.shard.columns(batch_size)
-        self.num_batches = -(-len(source) // batch_size)
-        self.num_blocks = -(-self.num_batches // max_batches_per_block)
+        num_batches = -(-len(source) // batch_size)
+        self.num_blocks = -(-num_batches // max_batches_per_block)
         # Blocks of nearly equal size: least padding.
-        self._shape = (-(-self.num_batches // self.num_blocks), batch_size)
+        self._shape = (-(-num_batches // self.num_blocks), batch_size)
         self.gate = Gate()  # held while other images are more urgent
         self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=False, gate=self.gate) if self._resident is None else None
         self._source, self._eight_bit = source, options.eight_bit_transfer
-        self._on_device = cache is not None and cache.where == DEVICE
-        self._num_kept = self._blocks_in(cache.host_bytes) if cache and not self._on_device else 0
-        self.stats = FeedStats()  # of the latest iteration
-        # Apart from sending: while a block waits for room on the devices, the next one is already read.
-        self._read_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-read")
-        self._send_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
-        # Blocks in host memory and on the devices, some of them still being read or sent.
-        self._read: dict[int, Future[dict[str, np.ndarray]]] = {}
-        self._sent: dict[int, Future[dict[str, jax.Array]]] = {}
+        on_device = cache is not None and cache.where == DEVICE
+        in_host = self._blocks_in(cache.host_bytes) if cache and not on_device else 0
+        self._prefetcher = Prefetcher(
+            self._make,
+            options.prefetch_depth,
+            FeedStats(),
+            self._send,
+            num_blocks=self.num_blocks,
+            kept=Kept(in_host, on_device),
+        )
         self._ahead = False  # whether blocks are prepared before the next iteration begins
+
+    @property
+    def stats(self) -> FeedStats:
+        """What the latest iteration cost."""
+        return self._prefetcher.stats
 
     def prefetch(self) -> None:
         """Prepare blocks from now on between iterations too, except while the gate is held."""
         self._ahead = True
-        self._fill(0)
+        self._prefetcher.prefetch()
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        self.stats = FeedStats()
+        self._prefetcher.stats = FeedStats()
         self.gate.hurry(True)
         try:
             for number in range(self.num_blocks):
-                self._fill(number)
-                block = self._sent[number].result()
-                if not self._on_device:
-                    del self._sent[number]
-                self.stats.blocks += 1
-                yield block
+                yield self._prefetcher.take(number)
         finally:
             self.gate.hurry(False)
         if self._ahead:
-            self._fill(0)
+            self._prefetcher.prefetch()
 
     def described(self) -> tuple[PyTree, PyTree]:
         """Return the resident set and a block without values: shapes and devices, to compile with."""
@@ -169,10 +168,7 @@ class EvalFeed(SplitFeed):
         """Stop the threads; wait for what is being read, or do not."""
         self.gate.hurry(True)
         super().close(wait=wait)
-        for worker in (self._read_worker, self._send_worker):
-            worker.shutdown(wait=wait, cancel_futures=True)
-        self._read.clear()
-        self._sent.clear()
+        self._prefetcher.close(wait=wait)
 
     def _blocks_in(self, num_bytes: int) -> int:
         """Return how many blocks of this process fit host memory of that size."""
@@ -188,21 +184,6 @@ class EvalFeed(SplitFeed):
             kinds |= {"images": (self._source.image_hwc, dtype), "labels": ((), np.int32)}
         return {name: jax.ShapeDtypeStruct((*self._shape, *dims), dtype) for name, (dims, dtype) in kinds.items()}
 
-    def _fill(self, number: int) -> None:
-        """Start what an iteration that has come to this block needs: blocks to send, and to read."""
-        last = self.num_blocks if self._on_device else min(number + self._depth, self.num_blocks)
-        # Streamed blocks come after the kept ones: they are read while the devices work on those.
-        streamed = max(number, self._num_kept)
-        ahead = range(streamed, min(streamed + self._depth, self.num_blocks))
-        for wanted in (*range(number, last), *range(self._num_kept if self._ahead else 0), *ahead):
-            if wanted not in self._read and (wanted < self._num_kept or wanted not in self._sent):
-                self._read[wanted] = self._read_worker.submit(self._make, wanted)
-        for wanted in range(number, last):
-            if wanted not in self._sent:
-                # Blocks that are not kept are dropped from host memory as soon as they are sent.
-                read = self._read[wanted] if wanted < self._num_kept else self._read.pop(wanted)
-                self._sent[wanted] = self._send_worker.submit(self._send, read)
-
     def _make(self, number: int) -> dict[str, np.ndarray]:
         place = places(self._shape, number, self._columns)
         counted = place < self._num_samples
@@ -211,6 +192,5 @@ class EvalFeed(SplitFeed):
         block = {"index": index, "mask": counted.astype(np.float32)}
         return block | (self._reader.read(index, 0) if self._reader is not None else {})
 
-    def _send(self, read: Future[dict[str, np.ndarray]]) -> dict[str, jax.Array]:
-        block = read.result()
+    def _send(self, block: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sent(block, lambda: self._put(block, "batches"), self.stats)

@@ -20,7 +20,7 @@ from headrace.data.feeding.balance import balanced_order, repeated_order
 from headrace.data.feeding.block_reader import BlockReader, FeedOptions, seen_samples
 from headrace.data.feeding.cache import Put, Resident
 from headrace.data.feeding.order import StepShape, epoch_order, step_indices
-from headrace.data.feeding.prefetch import GROWTH, FeedStats, Gate, InFlight, Prefetcher, never_given_up, wait_unless
+from headrace.data.feeding.prefetch import GROWTH, FeedStats, Gate, InFlight, Prefetcher, never_given_up
 from headrace.data.sets.source import Source, kept
 
 
@@ -38,7 +38,7 @@ class SplitFeed:
     def wait_for_resident(self, given_up: Callable[[], bool]) -> None:
         """Wait until a set kept on the devices is there; raise GivenUp as soon as it is no longer wanted."""
         if self._resident is not None:
-            wait_unless(self._resident.made, given_up)
+            self._resident.wait(given_up)
 
     def close(self, *, wait: bool = True) -> None:
         """Stop the threads and drop prefetched blocks; wait for what is being read, or do not."""
@@ -57,7 +57,7 @@ def places(shape: tuple[int, int], number: int, columns: slice) -> np.ndarray:
 class _PreparedFeed(SplitFeed):
     """A feed whose blocks are prefetched in order."""
 
-    _prefetcher: Prefetcher[Any, Any]
+    _prefetcher: Prefetcher[Any]
 
     def next(
         self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
@@ -122,7 +122,9 @@ class TrainFeed(_PreparedFeed):
         # Before the prefetcher, whose thread counts into it at once.
         self.stats = FeedStats()  # what feeding cost so far
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
-        self._prefetcher = Prefetcher(self._read, self._spans(), options.prefetch_depth, self.stats, self._send)
+        self._to_read = self._spans()
+        self._prefetcher = Prefetcher(self._read, options.prefetch_depth, self.stats, self._send)
+        self._prefetcher.prefetch()
 
     def next(
         self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
@@ -173,7 +175,11 @@ class TrainFeed(_PreparedFeed):
             if calls.block_seconds and self._row_seconds:
                 most = max(1, min(most, int(calls.block_seconds / self._row_seconds)))
 
-    def _read(self, steps: range) -> tuple[dict[str, np.ndarray], range]:
+    def _read(self, number: int) -> tuple[dict[str, np.ndarray], range]:
+        # What a block holds is asked for when it is begun, not when it is submitted: more is known by then.
+        steps = next(self._to_read, None)
+        if steps is None:
+            raise RuntimeError(f"The feed has no more blocks than {number}.")
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
@@ -206,7 +212,8 @@ class RepeatedFeed(_PreparedFeed):
         self._columns = options.shard.columns(shape[1])
         self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
         self.stats = FeedStats()
-        self._prefetcher = Prefetcher(self._read, range(num_blocks), options.prefetch_depth, self.stats, self._send)
+        self._prefetcher = Prefetcher(self._read, options.prefetch_depth, self.stats, self._send, num_blocks=num_blocks)
+        self._prefetcher.prefetch()
 
     def _read(self, number: int) -> dict[str, np.ndarray]:
         index = places(self._shape, number, self._columns) % self._num_samples

@@ -1,15 +1,12 @@
-"""Prefetch blocks on a thread, in order, at most `depth` ahead."""
+"""Prefetch blocks on threads, in order, at most `depth` ahead."""
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-What = TypeVar("What")
 Block = TypeVar("Block")
 
 
@@ -80,46 +77,71 @@ def never_given_up() -> bool:
     return False
 
 
-class Prefetcher(Generic[What, Block]):
-    """The blocks `send(read(what))` for each `what` in turn, prefetched.
+class Kept(NamedTuple):
+    """The blocks that stay once they were made, where all can be taken again."""
 
+    in_host: int = 0  # how many of the first ones stay in host memory
+    on_device: bool = False  # all stay on the devices
+
+
+class Prefetcher(Generic[Block]):
+    """The blocks `send(read(number))` for 0, 1, ... in order, at most `depth` ahead of the one in use.
+
+    With `num_blocks` that many can be taken again and again, each by its number; blocks that are `kept` are made once.
     Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
     def __init__(
         self,
-        read: Callable[[What], Any],
-        whats: Iterable[What],
+        read: Callable[[int], Any],
         depth: int,
         stats: FeedStats,
-        send: Callable[[Any], Block] = lambda read: read,
+        send: Callable[[Any], Block],
+        *,
+        num_blocks: int | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        self._read, self._send, self._whats = read, send, iter(whats)
+        self._read_block, self._send_block, self._depth = read, send, depth
+        self._end, self._kept = num_blocks, kept or Kept()
         # One thread: blocks are read in order, each with all reading threads, and the first is ready as early as can
         # be. Another sends them: reading goes on meanwhile, also while a program is compiled that has the devices to
         # itself.
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._senders = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
-        self._pending: deque[Future[Block]] = deque()
+        # By number: what is in host memory and on the devices, some of it still being read or sent.
+        self._read: dict[int, Future[Any]] = {}
+        self._sent: dict[int, Future[Block]] = {}
+        self._number = 0  # of the block that `next` delivers
         self._failure: BaseException | None = None
         self.stats = stats  # the caller's: `read` may count into it before this constructor has returned
         self._gate: Gate | None = None
-        self._reporting = threading.Lock()
-        self._depth, self._num_read, self._num_unread = depth, 0, 0
-        # One more than later, because none is in use yet: programs are compiled meanwhile, and there is time for it.
-        self._submit(depth + 1)
+        self._reporting, self._num_unread = threading.Lock(), 0
+
+    def prefetch(self) -> None:
+        """Begin to prepare the first blocks, and all that are kept in host memory, before one is taken."""
+        # One more than later, because none is in use yet.
+        self._prepare(0, self._depth + 1, self._kept.in_host)
 
     def next(self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up) -> Block:
-        """Return the next block. Errors of the prefetching thread are raised here.
+        """Return the next block, as `take` does."""
+        block = self.take(self._number, in_flight, given_up)
+        self._number += 1
+        return block
+
+    def take(
+        self, number: int, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
+    ) -> Block:
+        """Return this block. Errors of the prefetching threads are raised here.
 
         `in_flight` is a result of the call that now runs: waiting is counted only after that call has ended. Without it
         all waiting counts. Raises GivenUp once the block is no longer wanted.
         """
         if self._failure is not None:
             raise self._failure
-        # What is waited for is submitted again only after it was taken: memory holds `depth` blocks and the one in
-        # use.
-        future = self._pending.popleft()
+        if self._end is not None and number >= self._end:
+            raise RuntimeError(f"The feed has no more blocks than {self._end}.")
+        self._prepare(number, number + self._depth)
+        future = self._sent[number]
         waited = _idle_seconds(future, in_flight, given_up)
         try:
             block = future.result()
@@ -132,7 +154,10 @@ class Prefetcher(Generic[What, Block]):
         else:
             self.stats.wait_seconds += waited
         self.stats.blocks += 1
-        self._submit(self._depth - len(self._pending))
+        if not self._kept.on_device:
+            del self._sent[number]
+        # Only after this one was taken: memory holds `depth` blocks and the one in use.
+        self._prepare(number + 1, number + 1 + self._depth)
         return block
 
     def hold(self, gate: Gate) -> None:
@@ -141,17 +166,38 @@ class Prefetcher(Generic[What, Block]):
         self._report(0)
 
     def close(self, *, wait: bool = True) -> None:
-        """Drop the prefetched blocks and stop the threads after their current blocks; wait for these, or do not."""
+        """Stop the threads after their current blocks; wait for these, or do not. What is kept on devices stays."""
         self._readers.shutdown(wait=wait, cancel_futures=True)  # first: the other waits for what is read
         self._senders.shutdown(wait=wait, cancel_futures=True)
-        self._pending.clear()
+        self._read.clear()
+        if not self._kept.on_device:
+            self._sent.clear()
 
-    def _submit(self, num_blocks: int) -> None:
-        for _ in range(num_blocks):
-            self._report(1)
-            read = self._readers.submit(self._timed)
-            read.add_done_callback(lambda _: self._report(-1))
-            self._pending.append(self._senders.submit(lambda read: self._send(read.result()), read))
+    def _prepare(self, first: int, end: int, num_kept: int = 0) -> None:
+        """Begin to read and send what is not there yet of these blocks, or of all from `first` on that are kept.
+
+        So many of the first blocks that are kept in host memory are read as well.
+        """
+        limit = end if self._end is None else self._end
+        last = limit if self._kept.on_device else min(end, limit)
+        # Those that are kept in host memory need no reading: what comes after them is read while they are sent.
+        streamed = max(first, self._kept.in_host)
+        ahead = range(streamed, min(streamed + end - first, limit))
+        for number in (*range(first, last), *range(num_kept), *ahead):
+            if number not in self._sent:
+                self._start_reading(number)
+        for number in range(first, last):
+            if number not in self._sent:
+                # Blocks that are not kept are dropped from host memory as soon as they are sent.
+                read = self._read[number] if number < self._kept.in_host else self._read.pop(number)
+                self._sent[number] = self._senders.submit(lambda read: self._send_block(read.result()), read)
+
+    def _start_reading(self, number: int) -> None:
+        if number in self._read:
+            return
+        self._report(1)
+        self._read[number] = self._readers.submit(self._timed, number)
+        self._read[number].add_done_callback(lambda _: self._report(-1))
 
     def _report(self, num_unread: int) -> None:
         with self._reporting:  # so that the later of two threads reports last
@@ -159,16 +205,12 @@ class Prefetcher(Generic[What, Block]):
             if self._gate is not None:
                 self._gate.hold(self._num_unread > 0)
 
-    def _timed(self) -> Any:
-        # What a block holds is asked for when it is begun, not when it is submitted: more is known by then.
-        for what in islice(self._whats, 1):
-            start = time.perf_counter()
-            try:
-                return self._read(what)
-            finally:
-                self._num_read += 1
-                self.stats.read_seconds += time.perf_counter() - start
-        raise RuntimeError(f"The feed has no more blocks than {self._num_read}.")
+    def _timed(self, number: int) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._read_block(number)
+        finally:
+            self.stats.read_seconds += time.perf_counter() - start
 
 
 def _idle_seconds(future: Future[Any], in_flight: InFlight | None, given_up: Callable[[], bool]) -> float:
