@@ -77,6 +77,7 @@ class Example:
     typed: str
     needs: str
     test: str
+    partly: str = ""  # what it does less than the document says
 
 
 def example_of(document: str, name: str) -> Example:
@@ -89,13 +90,19 @@ def example_of(document: str, name: str) -> Example:
         value = value if document == "000" else ""
     value = "" if name.startswith("no-") else value
     needs = row.get(f"with_{document}", row.get("with", ""))
-    return Example(option=ours, typed=f"--{name} {value}".strip(), needs=needs, test=f"tests/{row['test']}")
+    return Example(
+        option=ours,
+        typed=f"--{name} {value}".strip(),
+        needs=needs,
+        test=f"tests/{row['test']}",
+        partly=row.get("partly", ""),
+    )
 
 
 def option_status(document: str, name: str) -> str:
     """Return whether an option works here, and how that is known; or why it cannot mean anything."""
     example = example_of(document, name)
-    shown_by = f"works (`{example.test}`)"
+    shown_by = f"partly: {example.partly} (`{example.test}`)" if example.partly else f"works (`{example.test}`)"
     if (row := BY_OPTION.get(example.option)) and row.no_effect:
         return f"no counterpart: {row.no_effect.rstrip('.')}"
     reasons = [row for row in NO_EFFECT if row.option == example.option and row.backends != EVERYWHERE]

@@ -1,8 +1,8 @@
 """Fill the made parts of docs/documents: `python -m tests.seeds.page` writes them; a test keeps them in step.
 
 A page is written by hand. Between `<!-- options 000: HEADING -->` (or `commands 001: LINE LINE`, `defaults`,
-`translated`, `checklist 000: all`, `summary`) and `<!-- end -->` stands what this file makes of options.yml, proofs.yml
-and commands.yml, of the schema and, for the checklist, of the pages themselves.
+`translated`, `checklist 000: all`, `summary`, `figures`) and `<!-- end -->` stands what this file makes of options.yml,
+proofs.yml, figures.yml and commands.yml, of the schema and, for the checklist, of the pages themselves.
 """
 
 import re
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from headrace.cli.options_text import options_markdown
 from headrace_reference.entrance import REFERENCE
 from tests.seeds.checklist import FOLDER, checklist_markdown, command_status, summary_markdown
+from tests.seeds.figures import figures_markdown
 from tests.seeds.option_tables import defaults_markdown, options_of_heading
 from tests.seeds.reading import SeedCommand, read_commands
 
@@ -49,6 +50,7 @@ MADE: Mapping[str, Callable[[str, str], str]] = {
     "commands": commands,
     "checklist": lambda document, what: checklist_markdown(document),
     "summary": lambda document, what: summary_markdown(),
+    "figures": lambda document, what: figures_markdown(),
     "defaults": lambda document, what: defaults_markdown(),
     "translated": lambda document, what: options_markdown(REFERENCE.sections),
 }
