@@ -13,9 +13,10 @@ from headrace.cli.compare import compare
 from headrace.cli.run_end import end_lines
 from headrace.cli.runs import main as runs
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.report.comparison import compare_options
 from headrace.report.curves import Curves
 from headrace.report.run_report import comparison_page
-from headrace.report.run_summary import data_groups, different_options, find_runs, read_summary
+from headrace.report.run_summary import RunSummary, data_groups, different_options, find_runs, read_summary
 from headrace.run.run_result import RunResult
 from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
@@ -216,6 +217,20 @@ def test_a_comparison_has_what_differs(place, capsys):
     assert "best top-1 90.00 % at epoch 1 70.00 % at epoch 4" in rows
     assert compare([str(place / "good")] * 2) == 0
     assert "no option differs" in capsys.readouterr().out
+
+
+def test_a_rate_is_one_row_of_a_comparison(tmp_path):
+    def run(name: str, rate: float, **params: object) -> RunSummary:
+        written = {"absolute_learning_rate": rate, **params}
+        return read_summary(make(tmp_path, name, [], learning_rate=rate, lr_schedule_params=written, log_dir=name))
+
+    assert compare_options([run("a", 0.1), run("b", 0.2)]) == {"learning_rate": [0.1, 0.2]}
+    found = compare_options([run("c", 0.1, cycles=1), run("d", 0.2, cycles=2)])
+    assert found == {"learning_rate": [0.1, 0.2], "lr_schedule_params.cycles": [1, 2]}
+    # not given by its short form: the mapping alone says it
+    other = read_summary(make(tmp_path, "e", [], lr_schedule_params={"absolute_learning_rate": 0.3}))
+    found = compare_options([run("f", 0.1), other])
+    assert found["lr_schedule_params.absolute_learning_rate"] == [0.1, 0.3]
 
 
 def test_a_comparison_has_one_kind_of_weights(tmp_path, capsys):

@@ -149,6 +149,51 @@ def test_the_matrix_and_the_classes_are_those_of_the_best_validation(tmp_path):
     assert re.search(r"bee\s+5\s+5\s+100.00 %\s+83.33 %\s+90.91 %", page.text), "2 * 5 / (5 + 6) is 0.9091"
 
 
+def test_of_many_classes_the_matrix_has_those_with_mistakes_and_no_empty_column(tmp_path):
+    run = make(tmp_path / "run", [start(), validated(4, 0.5), end()])
+    matrix = np.zeros((100, 100), int)
+    matrix[:, 4] = 2  # one answer to nearly everything
+    matrix[7, 8] = 3
+    sums = {"confusion": matrix, "count": 203, "top1": 2, "top5": 203, "loss": 5}
+    report = {"raw": validation_report(sums, [f"c{k}" for k in range(100)])}
+    write_report(run / "reports" / "step_00000040.json", report)
+    page = parsed(run)
+    heads = [attrs["title"] for tag, attrs in page.tags if tag == "th" and attrs.get("title")]
+    assert heads[:2] == ["c4", "c8"], "the columns"
+    assert len(heads) == 2 + 30
+    assert "c4" not in heads[2:], "it has no mistake"
+    assert "c7" in heads[2:]
+    assert re.search(r"true\s+predicted\s+images\s+c7\s+c8\s+3", page.text)
+
+
+def test_an_accuracy_stands_beside_its_interval_a_constant_answer_and_the_best_other_run(tmp_path):
+    known = dataclasses.replace(start(), dataset_digest="abc")
+    run = make(tmp_path / "run", [known, dataclasses.replace(validated(4, 0.8), num_samples=100), end()])
+    sums = {"confusion": np.array([[50, 10], [10, 30]]), "count": 100, "top1": 80, "top5": 100, "loss": 5}
+    write_report(run / "reports" / "step_00000040.json", {"raw": validation_report(sums, ["ant", "bee"])})
+    make(tmp_path / "better", [known, dataclasses.replace(validated(4, 0.9), num_samples=100)])
+    make(tmp_path / "others", [dataclasses.replace(known, dataset_digest="x"), validated(4, 1.0)])
+    make(tmp_path / "trial", [known, validated(4, 1.0)], dry_run_steps=2)
+    text = parsed(run).text
+    # Wilson's interval of 80 of 100, as tables have it
+    assert "80.00 % of 100 images: 71.1 to 86.7 % with a certainty of 95 %." in text
+    assert "A constant answer (ant) has 60.00 %." in text
+    assert "The best other run on these images, better, has 90.00 %." in text
+
+
+def test_a_bin_of_probabilities_says_how_many_images_it_has(tmp_path):
+    run = make(tmp_path / "run", [start(), validated(4, 0.5), end()])
+    bins = [{"low": 0.9, "high": 1.0, "count": 1, "accuracy": 1.0, "confidence": 0.95}]
+    found = {"num_images": 1, "weights": "raw", "checkpoint": "c", "top_k": {"1": 1.0}, "mistakes": [], "hardest": []}
+    (run / "images.json").write_text(json.dumps(found | {"calibration": {"ece": 0.05, "bins": bins}}))
+    page = write_run_report(run).read_text()
+    (svg,) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert '<text x="277.8" y="283" text-anchor="middle" style="font-size:9px">1</text>' in svg
+    # the interval of one right image of one begins at 1 / (1 + 1.96^2), 20.7 %
+    (low, high) = re.findall(r'd="M277\.8 ([\d.]+)V([\d.]+)"', svg)[0]
+    assert (float(low), float(high)) == pytest.approx((250 - 240 * 0.2065, 10), abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("lines", "shown"),
     [

@@ -18,7 +18,15 @@ from urllib.parse import quote
 from headrace.core.units import format_percent
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page
-from headrace.report.run_files import IMAGES_FILE, MACHINE_FILE, PLAN_FILE, PROFILE_FILE, SCHEDULE_FILE, read_files
+from headrace.report.run_files import (
+    IMAGES_FILE,
+    MACHINE_FILE,
+    PLAN_FILE,
+    PROFILE_FILE,
+    SCHEDULE_FILE,
+    RunFiles,
+    read_files,
+)
 from headrace.report.run_report import comparison_page, results_section, run_names, run_page
 from headrace.report.run_summary import CONFIG_FILE, RUNNING, UNREADABLE, RunSummary, find_runs, read_summary
 from headrace.report.sections import run_sections
@@ -144,8 +152,11 @@ class _Pages:
         for name, run in self._chosen(query).items():
             curves = self._board.curves(name, run.path)
             live = {"live": f"api/run?id={quote(name)}{self._token}", "version": _version([curves], [run])}
-            return Answer(run_page(read_files(run.path), curves, live, self._up()).encode())
+            return Answer(run_page(self._files(run), curves, live, self._up()).encode())
         return None
+
+    def _files(self, run: RunSummary) -> RunFiles:
+        return read_files(run.path, self._board.runs().values())
 
     def _api_run(self, query: Query) -> Answer | None:
         for name, run in self._chosen(query).items():
@@ -154,7 +165,7 @@ class _Pages:
             # Nothing new, which is the usual answer: a page asks every two seconds.
             if query.get("version") == [version]:
                 return json_answer({"version": version})
-            parts = run_sections(read_files(run.path))
+            parts = run_sections(self._files(run))
             shown = {part: parts[part].text for part in _LIVE_PARTS}
             return json_answer({"version": version, "panels": draw_panels(curves), "parts": shown})
         return None

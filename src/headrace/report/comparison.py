@@ -1,9 +1,10 @@
 """What differs between runs, in their options and in their results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.config.shortcuts import SHORTCUTS
 from headrace.core.errors import CheckpointError
 from headrace.core.units import format_percent
 from headrace.report.run_summary import UNREADABLE, RunSummary, different_options, read_summary
@@ -11,7 +12,7 @@ from headrace.rows.metrics import TOP1
 from headrace.rows.row import Metric
 from headrace.telemetry.records import ValidationRecord
 
-_NAMES = ("run_name",)  # these always differ, and explain nothing
+_NAMES = ("run_name", "log_dir", "resume")  # where a run lies explains nothing
 
 
 def read_compared(paths: Sequence[Path]) -> list[RunSummary]:
@@ -27,7 +28,19 @@ def read_compared(paths: Sequence[Path]) -> list[RunSummary]:
 
 def compare_options(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
     """Return the options in which runs differ, apart from their names, with the value of each run."""
-    return {name: values for name, values in different_options(runs).items() if name not in _NAMES}
+    found = {name: values for name, values in different_options(runs).items() if name not in _NAMES}
+    # A short form is written into its mapping: one row says it.
+    said = {
+        f"{row.mapping}.{key}": found[row.option]
+        for row in SHORTCUTS
+        if row.option in found
+        for key in _keys(found, row.mapping)
+    }
+    return {name: values for name, values in found.items() if said.get(name) != values}
+
+
+def _keys(found: Mapping[str, list[Any]], mapping: str) -> list[str]:
+    return [name.removeprefix(f"{mapping}.") for name in found if name.startswith(f"{mapping}.")]
 
 
 def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:

@@ -1,11 +1,11 @@
 """The JSON files of a run directory: one that is missing or damaged is no error."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.report.run_summary import CONFIG_FILE, RunSummary, read_json, read_summary
+from headrace.report.run_summary import CONFIG_FILE, RunSummary, best_other, read_json, read_summary
 from headrace.rows.metrics import METRICS
 from headrace.telemetry.console import best_text
 from headrace.telemetry.model_verdict import never_recognized
@@ -13,6 +13,7 @@ from headrace.telemetry.validation_report import report_file
 
 PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE = "plan.json", "machine.json", "images.json", "schedule.json"
 PROFILE_FILE = "profile/profile.json"
+_MOST_BESIDE = 100  # runs that are read for one sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +30,11 @@ class RunFiles:
     report: Mapping[str, Any] = field(default_factory=dict)
     report_step: int = 0
     report_weights: str = ""
+    rival: RunSummary | None = None  # the best other run on the same dataset
 
 
-def read_files(path: Path) -> RunFiles:
-    """Return what the files of a run hold."""
+def read_files(path: Path, others: Iterable[RunSummary] | None = None) -> RunFiles:
+    """Return what the files of a run hold; `others` are runs to compare it with, by default those beside it."""
     summary = read_summary(path)
     report, step, weights = _newest_report(summary)
     return RunFiles(
@@ -46,7 +48,18 @@ def read_files(path: Path) -> RunFiles:
         report=report,
         report_step=step,
         report_weights=weights,
+        rival=best_other(summary, _beside(path) if others is None else others),
     )
+
+
+def _beside(path: Path) -> Iterator[RunSummary]:
+    """Yield the runs in the same directory, the newest if there are many."""
+    try:
+        beside = [place for place in path.absolute().parent.iterdir() if (place / CONFIG_FILE).is_file()]
+        newest = sorted(beside, key=lambda place: -(place / CONFIG_FILE).stat().st_mtime)
+    except OSError:  # deleted meanwhile
+        return
+    yield from (read_summary(place) for place in newest[:_MOST_BESIDE])
 
 
 def read_mapping(file: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class RunSummary:
         Runs are sorted by it: 2 of 2 images say less than 1,900 of 2,000.
         """
         best = None if self.is_trial else self.best
-        return wilson_bound(best.top1, best.num_samples) if best and math.isfinite(best.top1) else None
+        return wilson_interval(best.top1, best.num_samples)[0] if best and math.isfinite(best.top1) else None
 
     @property
     def dataset(self) -> str:
@@ -143,14 +143,14 @@ class RunSummary:
         return Path(chosen) if isinstance(chosen, str) else self.path / "checkpoints"
 
 
-def wilson_bound(share: float, count: int) -> float:
-    """Return the lower end of Wilson's 95 % interval of a share that was measured on so many images."""
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share that was measured on so many images."""
     if not count:
-        return 0.0
+        return 0.0, 1.0
     z = 1.96
     middle = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, (middle - spread) / (1 + z * z / count))
+    return max(0.0, (middle - spread) / (1 + z * z / count)), min(1.0, (middle + spread) / (1 + z * z / count))
 
 
 def data_groups(runs: Sequence[RunSummary]) -> list[int]:
@@ -171,6 +171,22 @@ def _data_key(run: RunSummary, *, digests: bool) -> object:
         return run.dataset, run.start.dataset_digest
     images = run.validations[-1].num_samples if run.validations else run.start.num_validation
     return run.dataset, run.options.get("dataset_path"), images
+
+
+def best_other(run: RunSummary, others: Iterable[RunSummary]) -> RunSummary | None:
+    """Return the run with the best top-1 on the same dataset, this one and trials aside; None where there is none."""
+    if run.start is None or not run.start.dataset_digest:
+        return None
+    key = _data_key(run, digests=True)
+    found = [
+        other
+        for other in others
+        if other.path.resolve() != run.path.resolve()
+        and other.start is not None
+        and other.accuracy_bound is not None
+        and _data_key(other, digests=True) == key
+    ]
+    return max(found, key=lambda other: other.accuracy_bound or 0.0, default=None)
 
 
 def describe_data_apart(runs: Sequence[RunSummary], names: Sequence[str]) -> str:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.core.units import format_percent
+from headrace.core.units import format_count, format_percent
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_files import RunFiles
+from headrace.report.run_summary import wilson_interval
 
 _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = 300, 46, 10, 290, 250
 
@@ -61,12 +62,19 @@ def _reliability(bins: Sequence[Mapping[str, Any]]) -> Html:
             )
             box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(_BOTTOM - top, 1):.1f}"'
             marks.append(f'<rect {box} style="fill:var(--c0)" opacity="0.75"><title>{tip}</title></rect>')
+            low, high = wilson_interval(each["accuracy"], each["count"])
+            middle = (left + right) / 2
+            marks.append(f'<path d="M{middle:.1f} {up(low):.1f}V{up(high):.1f}" style="stroke:var(--ink)"/>')
+            count = format_count(each["count"], short=True)
+            place = f'x="{middle:.1f}" y="{_BOTTOM + 33}" text-anchor="middle"'
+            marks.append(f'<text {place} style="font-size:9px">{count}</text>')
     marks.append(f'<path d="M{_LEFT} {_BOTTOM}L{_RIGHT} {_TOP}" style="stroke:var(--c1)" stroke-dasharray="5 4"/>')
-    axis = "probability of the class predicted, %"
-    marks.append(f'<text x="{across(0.5):.0f}" y="{_BOTTOM + 36}" text-anchor="middle">{axis}</text>')
+    axis = "predicted probability in %, and images"
+    marks.append(f'<text x="{across(0.5):.0f}" y="{_BOTTOM + 49}" text-anchor="middle">{axis}</text>')
     label = 'role="img" aria-label="accuracy by predicted probability"'
-    svg = f'<svg viewBox="0 0 {_SIZE} {_SIZE - 8}" {label} style="max-width:340px">{"".join(marks)}</svg>'
+    svg = f'<svg viewBox="0 0 {_SIZE} {_BOTTOM + 55}" {label} style="max-width:340px">{"".join(marks)}</svg>'
     note = (
-        "Accuracy in % (vertical) of the images in each bin. Below the dashed line the network is too sure of itself."
+        "Accuracy in % (vertical) of the images in each bin, with its 95 % interval, wide where there are few. "
+        "Below the dashed line the network is too sure of itself."
     )
     return element("div", Html(svg), element("p", note, class_="note"), class_="chart")

@@ -10,6 +10,7 @@ from headrace.report.images import draw_images
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.profile import draw_profile, share_bar
 from headrace.report.run_files import RunFiles
+from headrace.report.run_summary import wilson_interval
 from headrace.report.schedule import draw_schedule
 from headrace.report.scores import draw_scores
 from headrace.rows.metrics import OF_CLASSES, TOP1
@@ -85,6 +86,8 @@ def _summary(files: RunFiles) -> Html:
             class_="tiles",
         )
     ]
+    if standing := _standing(files):
+        texts.append(element("p", standing))
     if run.is_trial:
         texts.append(element("p", "A trial (dry_run_steps): an accuracy on so few images means nothing."))
     if end and end.reason:
@@ -98,6 +101,23 @@ def _summary(files: RunFiles) -> Html:
     if run.problem:
         texts.append(element("p", run.problem, class_="problem"))
     return section("summary", "Summary", *texts)
+
+
+def _standing(files: RunFiles) -> str:
+    """Say how sure the best accuracy is, what a constant answer has, and what the best other run has."""
+    best = files.summary.best
+    if best is None or files.summary.is_trial or not 0 <= best.top1 <= 1:
+        return ""
+    low, high = wilson_interval(best.top1, best.num_samples)
+    text = f"Top-1 {format_percent(best.top1)} of {best.num_samples:,} images: {100 * low:.1f} to {100 * high:.1f} % "
+    text += "with a certainty of 95 %."
+    classes = files.report.get("classes")
+    if classes and (total := sum(row["num_samples"] for row in classes)):
+        largest = max(classes, key=lambda row: row["num_samples"])
+        text += f" A constant answer ({largest['name']}) has {format_percent(largest['num_samples'] / total)}."
+    if (rival := files.rival) is not None and rival.best is not None:
+        text += f" The best other run on these images, {rival.path.name}, has {format_percent(rival.best.top1)}."
+    return text
 
 
 def _time(files: RunFiles) -> Html:
@@ -151,28 +171,43 @@ def _f1(row: Mapping[str, Any]) -> float | None:
 
 
 def _matrix(report: Mapping[str, Any]) -> Html:
-    """Return the confusion matrix; of many classes, of those with the most mistakes."""
+    """Return the confusion matrix; of many classes, those with the most mistakes, and as what they are mistaken."""
     matrix: Sequence[Sequence[int]] = report["confusion_matrix"]
     names = [row["name"] for row in report["classes"]]
-    chosen, note = list(range(len(matrix))), ""
+    rows = columns = list(range(len(matrix)))
+    parts: list[Html] = []
     if len(matrix) > _MOST_CLASSES:
-        by_column = [sum(column) for column in zip(*matrix, strict=True)]
-        wrong = [sum(row) + by_column[k] - 2 * row[k] for k, row in enumerate(matrix)]
         # In the order of the labels again, as in the table beside it.
-        chosen = sorted(sorted(chosen, key=lambda k: -wrong[k])[:_MOST_CLASSES])
-        note = f"The {_MOST_CLASSES} of {len(matrix):,} classes with the most mistakes."
+        rows = _most(rows, [sum(row) - row[k] for k, row in enumerate(matrix)])
+        columns = _most(columns, [sum(matrix[k][j] for k in rows) for j in columns])
+        if not rows:
+            return element("div", element("h3", "Confusion matrix"), element("p", "There is no mistake."))
+        note = (
+            f"Of {len(matrix):,} classes, the {len(rows)} with the most mistakes (rows), and the {len(columns)} that "
+        )
+        parts += [*_note(note + "most of their images are taken for (columns)."), *_pairs(report)]
     head = element(
         "tr",
         element("th", "true \\ predicted"),
-        *(element("th", element("span", names[k]), title=names[k]) for k in chosen),
+        *(element("th", element("span", names[k]), title=names[k]) for k in columns),
     )
     body = [
-        element("tr", element("th", names[k], title=names[k]), *(_cell(matrix, names, k, j) for j in chosen))
-        for k in chosen
+        element("tr", element("th", names[k], title=names[k]), *(_cell(matrix, names, k, j) for j in columns))
+        for k in rows
     ]
-    tall = "matrix tall" if len(chosen) > 6 and max(len(names[k]) for k in chosen) > 3 else "matrix"
+    tall = "matrix tall" if len(columns) > 6 and max(len(names[k]) for k in columns) > 3 else "matrix"
     table = element("table", element("thead", head), element("tbody", *body), class_=tall)
-    return element("div", element("h3", "Confusion matrix"), element("div", table, class_="scroll"), *_note(note))
+    return element("div", element("h3", "Confusion matrix"), element("div", table, class_="scroll"), *parts)
+
+
+def _most(places: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return the places with the largest counts, those with none left out, in their order."""
+    return sorted(k for k in sorted(places, key=lambda k: -counts[k])[:_MOST_CLASSES] if counts[k])
+
+
+def _pairs(report: Mapping[str, Any]) -> list[Html]:
+    rows = [(pair["true"], pair["predicted"], f"{pair['count']:,}") for pair in report.get("most_confused", ())]
+    return [element("h3", "Most confused"), rows_table(rows, ("true", "predicted", "images"), (2,))] if rows else []
 
 
 def _cell(matrix: Sequence[Sequence[int]], names: Sequence[str], true: int, predicted: int) -> Html:
