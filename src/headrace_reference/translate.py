@@ -34,8 +34,8 @@ from headrace_reference.tables import (
 def refuse_missing_splits(found: Found) -> None:
     """Refuse what needs stages where their splits are left out, and list those that the network has.
 
-    `--pipeline` needs as many as its shards say, `--pipeline-splits` a word, a device mapping stages to map, and so
-    does tf2's recomputation.
+    `--pipeline` needs as many as its shards say, a device mapping stages to map, and so does tf2's recomputation.
+    `--pipeline-splits` without a word asks for no stages.
     """
     typed_splits, mapping, recomputation = (
         found[name] for name in ("pipeline_splits", "device_mapping", "recomputation")
@@ -55,12 +55,6 @@ def refuse_missing_splits(found: Found) -> None:
                 remedy="Name them with --pipeline-splits or --num-pipeline-stages, or leave "
                 f"{name} out. {possible_splits(found)}",
             )
-    if typed_splits.origin == COMMAND_LINE and not typed_splits.value:
-        raise ConfigError(
-            "--pipeline-splits without a name.",
-            rule="Each names the block that starts a new stage; a number makes that many splits, 0 none.",
-            remedy=possible_splits(found),
-        )
     if not found["pipeline"].value:
         return
     shards, splits = found["shards"].value or 1, found["pipeline_splits"].value

@@ -78,12 +78,11 @@ DATA = [
 ]
 SPLITS = "Possible splits of cifar_resnet8: conv2_block1, conv2_block1_post_addition_relu, conv3_block1, "
 PIPELINES = [
-    (f"{CIFAR} --pipeline-splits", ["--pipeline-splits without a name", SPLITS]),
     (f"{CIFAR} --device-mapping 0 1 1 0", ["without pipeline stages", SPLITS]),
     (f"{SECOND} --recomputation True", ["without pipeline stages, in application tf2", SPLITS]),
     (f"{FIRST} --pipeline", ["One shard needs a split", "Possible splits of cifar_resnet8: b1/0/relu, b2/0/relu"]),
     (f"{FIRST} --pipeline --shards 2", ["2 shards need 1 split", "Possible splits of cifar_resnet8: b1/0/relu, "]),
-    (f"{FIRST} --pipeline --shards 2 --pipeline-splits", ["without a name", "cifar_resnet8: b1/0/relu, "]),
+    (f"{FIRST} --pipeline --shards 2 --pipeline-splits", ["2 shards need 1 split", "cifar_resnet8: b1/0/relu, "]),
     (
         f"{CIFAR} --pipeline-splits conv2_block9_out",
         ["no block 'conv2_block9_out'", "Possible splits of cifar_resnet8"],
