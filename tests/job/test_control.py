@@ -26,6 +26,13 @@ with join_job() as info:
         assert found[name].tobytes() == leaf.tobytes(), name
         assert found[name].flags.writeable
         assert np.asarray(mine[name]).tobytes() == kept[name].tobytes(), "what was given stays"
+    group = control.current_group()
+    for turn in range(2):
+        assert group.all_gather({"turn": turn, "process": info.process}) == [
+            {"turn": turn, "process": process} for process in range(info.num_processes)
+        ]
+    if info.is_first:
+        assert not group._store.key_value_dir_get("headrace/run/gather/"), "the store would grow"
 print("equal")
 """
 

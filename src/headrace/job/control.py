@@ -99,8 +99,16 @@ class ProcessGroup(Member):
         if self.is_alone:
             return [value]
         key = f"{_ROOT}/gather/{next(self._calls)}"
-        self._store.key_value_set(f"{key}/{self.process}", json.dumps(value))
-        return [parse_json(self._wait(f"{key}/{process}")) for process in range(self.num_processes)]
+        if not self.is_first:
+            self._store.key_value_set(f"{key}/{self.process}", json.dumps(value))
+            return self.broadcast()
+        # By process 0, one request for each process: if all asked for all, 128 processes would send 16,384. (JAX's
+        # barrier would be one more way to wait, and one that neither Ctrl-C nor a second try can end.)
+        others = [f"{key}/{process}" for process in range(1, self.num_processes)]
+        values = [value, *(parse_json(self._wait(each)) for each in others)]
+        for each in others:
+            self._store.key_value_delete(each)
+        return self.broadcast(values)
 
     def on_first_process(self, work: Callable[[], T]) -> T | None:
         """Call `work` in process 0 and return its result there, None elsewhere.
