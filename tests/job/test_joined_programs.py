@@ -4,10 +4,13 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import headrace
+from headrace.telemetry.records import RunEnd, RunStart
 from tests.job.processes import PATIENCE, SRC
 
 FIT = """
@@ -96,6 +99,62 @@ def test_two_processes_fit_one_model(way: str, tmp_path: Path) -> None:
     assert f"({4 if way == 'Ray' else 2} replicas)" in first
     # what Headrace does not watch, it says so
     assert ("were connected by what started them" in first) == (way == "Ray")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="torchrun comes with torch")
+def test_torchrun_starts_one_job_and_starts_it_again(tmp_path: Path) -> None:
+    """By the real program; process 1 is killed once, and --resume auto goes on."""
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python"]
+    (tmp_path / "child.sh").write_text(
+        "#!/bin/sh\n"
+        'if [ "$RANK" = 1 ] && [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then\n'
+        "  (while ! ls runs/one/checkpoints/step_* >/dev/null 2>&1; do sleep 0.2; done; kill -9 $$) &\n"
+        "fi\n"
+        f'exec {sys.executable} -m headrace "$@"\n'
+    )
+    (tmp_path / "child.sh").chmod(0o755)
+    options = [
+        "--config",
+        "none",
+        "--model-name",
+        "toy_model",
+        "--dataset",
+        "digits",
+        "--num-epochs",
+        "300",
+        "--run-name",
+        "one",
+    ]
+    options += [
+        "--batch-size",
+        "32",
+        "--learning-rate",
+        "0.01",
+        "--no-validation",
+        "--ckpts-per-epoch",
+        "1",
+        "--resume",
+        "auto",
+    ]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    done = subprocess.run(
+        [sys.executable, *words, str(tmp_path / "child.sh"), "train", *options],
+        cwd=tmp_path,
+        env=clean | {"PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=4 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    records = headrace.read_records(tmp_path / "runs" / "one")
+    starts = [record for record in records if isinstance(record, RunStart)]
+    assert [record.num_replicas for record in starts] == [2, 2]
+    assert starts[0].step == 0 < starts[1].step
+    ends = [record.outcome for record in records if isinstance(record, RunEnd)]
+    assert ends[-1] == "finished"
 
 
 def test_a_process_that_is_too_late_to_join_is_refused(tmp_path: Path) -> None:

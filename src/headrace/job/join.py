@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -146,8 +146,20 @@ def _job() -> _Job:
     return _Job()
 
 
+def refuse_missing_tls(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if certificates are given that this JAX does not use: whoever gives them trusts them."""
+    names = [name for name in ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE") if environ.get(name)]
+    if names and not hasattr(jax.config, names[0].lower()):
+        raise ConfigError(
+            f"{names[0]} is set, but JAX {jax.__version__} connects processes without certificates.",
+            rule="JAX has mutual TLS for its coordination service from 0.12 on.",
+            remedy="Install a newer JAX, or unset the variable.",
+        )
+
+
 def _connect(info: ProcessInfo) -> None:
     """Rendezvous, start the liveness monitor, then initialize JAX."""
+    refuse_missing_tls(os.environ)
     connections = rendezvous(info)
     monitor = _job().monitor = LivenessMonitor(connections, info.silence_seconds, _launcher_to_watch())
     try:
