@@ -1,5 +1,6 @@
 """Processes that share a run's directory and know nothing of each other: one trains, the others are refused."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from headrace.telemetry.records import RunEnd, RunStart, read_records
 from tests.job.processes import finish, run, start
 
-WORDS = "train --config none --model-name toy_model --dataset digits --num-epochs 1 --weight-updates-per-epoch 4".split()
-WORDS += "--batch-size 32 --learning-rate 0.01 --no-validation --progress none --output".split()
+WORDS = shlex.split("""
+    train --config none --model-name toy_model --dataset digits --num-epochs 1 --weight-updates-per-epoch 4
+    --batch-size 32 --learning-rate 0.01 --no-validation --progress none --output
+""")
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -451,8 +451,10 @@ def _open_recorder(
 
 
 NOT_WATCHED = (
-    "the processes of this job were connected by what started them, not by Headrace: it cannot say which process died "
-    "or hangs, and no secret is checked; JAX ends all of them when one is silent for its heartbeat_timeout_seconds"
+    "the processes of this job were connected by what started them, not by Headrace. Its affair now: to notice and "
+    "name a process that died or hangs (JAX ends all when one is silent for its heartbeat_timeout_seconds), who may "
+    "join, and restarts. Headrace's as ever: one run, the same weights, signals, --hang-seconds, and a resume that "
+    "loses nothing that was saved"
 )
 
 
