@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.options import Parsed, read_config_arguments, resolve_arguments
 from headrace.cli.tables import Column, fit_columns, print_fitted, table_lines, terminal_width
 from headrace.config.field import Option, normalise_name, option_names
+from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.core.units import format_percent
 from headrace.rows.values import BOOL, MAPPING, PATH
-from headrace_reference.entrance import known_options
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
