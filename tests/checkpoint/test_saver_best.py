@@ -125,9 +125,9 @@ def test_first_good_passes_over_the_missing_and_the_damaged(tmp_path: Path) -> N
     damage(paths[1])
     for score, step in ((0.9, 3), (0.8, 2), (0.7, 1)):
         best.add(score, checkpoint_name(step))
-    found = best.first_good()
+    found = best.read_first_good()
     assert found is not None
-    assert found.name == checkpoint_name(1)
+    assert found[0].name == found[1].path.name == checkpoint_name(1)
 
 
 def test_reset_makes_the_list_anew_from_scores_whose_checkpoints_are_there(tmp_path: Path) -> None:

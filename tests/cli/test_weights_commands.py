@@ -15,8 +15,9 @@ from headrace.core.errors import ConfigError
 from headrace.data.sets.digits import read_digits
 from headrace.model.context import Ctx
 from headrace.run.export_networks import as_function
-from headrace.run.named_model import load_named
-from headrace.run.trained_model import load_trained_model
+from headrace.run.model import Model
+from headrace.run.named_weights import load_named
+from headrace.run.read_weights import read_weights
 from headrace.weights.convert import export_names
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
@@ -161,6 +162,31 @@ def test_bad_requests_are_refused(run, tmp_path, capsys):
         assert told in capsys.readouterr().err, words
 
 
+def test_a_checkpoint_is_read_once(run, images, tmp_path, monkeypatch):
+    """It was read and hashed twice: to find out that it is good, and for its weights."""
+    image, read_bytes, files = str(min(images.rglob("*.png"))), Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: files.append(path.name) or read_bytes(path))
+    for use in (
+        lambda: main(["predict", str(run), image]),
+        lambda: main(["explain", str(run), image, "-o", str(tmp_path / "why.png")]),
+        lambda: main(["export", str(run), "--out", str(tmp_path / "net.safetensors")]),
+        lambda: Model.load(run),
+    ):
+        files.clear()
+        use()
+        assert [files.count(name) for name in ("manifest.json", "state.safetensors")] == [1, 1]
+
+
+def test_weights_are_validated_in_another_precision(run, capsys):
+    """It was refused, as weights of another type than those of the run."""
+    losses = []
+    for precision in ("32.32", "16.16"):
+        assert main(["validate", str(run), "--best", "--json", "--precision", precision]) == 0
+        losses.append(json.loads(capsys.readouterr().out.splitlines()[-1])["raw"]["loss"])
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
 def test_an_average_is_written_validated_and_used(run, images, capsys):
     assert main(["average", str(run), "-N", "2", "--filename", "two"]) == 0
     out = capsys.readouterr().out
@@ -170,11 +196,11 @@ def test_an_average_is_written_validated_and_used(run, images, capsys):
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["averaged"] == {"mode": "mean", "of": ["step_00000040", "step_00000060"], "weights": "raw"}
     kernels = [
-        load_trained_model(place).params["dense"]["kernel"].astype(np.float64)
+        read_weights(place).only().params["dense"]["kernel"].astype(np.float64)
         for place in (run / "checkpoints" / "step_00000040", run / "checkpoints" / "step_00000060")
     ]
-    model = load_trained_model(path)
-    assert model.weights == "mean 2"
+    model = read_weights(path).only()
+    assert model.label == "mean 2"
     np.testing.assert_array_equal(model.params["dense"]["kernel"], ((kernels[0] + kernels[1]) / 2).astype(np.float32))
     assert main(["validate", str(path), "--json"]) == 0
     assert "mean 2" in json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -193,7 +219,7 @@ def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kin
     assert along["class_names"] == [str(digit) for digit in range(10)]
     assert along["normalization"] == "zero-one"
     assert along["image_hwc"] == [32, 32, 1]
-    model = load_trained_model(run)
+    model = read_weights(run).only()
     images = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 1)).astype(np.uint8)
     expected = np.asarray(jax.jit(as_function(model, as_pixels=True))(images)["probabilities"])
     if kind == "safetensors":
@@ -224,7 +250,7 @@ def test_an_exported_file_brings_its_network_with_all_options(tmp_path, monkeypa
     wanted = compute(drawn, *drawn.init(5), images, Ctx(train=False))[0]
     for out, kind in (("out.pth", "torch-names"), ("out.safetensors", "safetensors")):
         assert main(["export", "checkpoint", "--format", kind, "--out", out]) == 0
-        model = load_named(out).model
+        model = load_named(out)
         assert (model.config.model.model_dialect, model.config.model.shortcut) == ("torchvision", "pad-end")
         assert model.class_names == ("class 0", "class 1", "class 2")
         found = compute(model.network, model.params, model.stats, images, Ctx(train=False))[0]

@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.pack import write_pack
 from headrace.run.given_data import evaluation_set
 from headrace.run.prediction import read_image
-from headrace.run.trained_model import TrainedModel
+from headrace.weights.input_form import InputForm
 
 from .image_files import ObjectSamples, encode
 from .test_reduced_crops import detailed
@@ -95,12 +94,18 @@ def test_evaluation_of_a_folder(folder: Path, interpolation: str) -> None:
 
 @pytest.mark.parametrize("interpolation", METHODS)
 def test_prediction(folder: Path, interpolation: str) -> None:
-    network = SimpleNamespace(input_hwc=(SIZE, SIZE, 3))
-    how = {"shorter_side": None, "antialias": True, "interpolation": interpolation}
-    model = cast(TrainedModel, SimpleNamespace(network=network, **how))
+    form = InputForm(
+        image_hwc=(SIZE, SIZE, 3),
+        normalization="none",
+        mean=(),
+        std=(),
+        shorter_side=None,
+        antialias=True,
+        interpolation=interpolation,
+    )
     for number in range(len(SIDES)):
         file, out = folder / "val" / "b" / f"{number}.jpg", np.empty((SIZE, SIZE, 3), np.uint8)
-        assert not read_image(model, file, out)
+        assert not read_image(form, file, out)
         assert (out == pillows(file.read_bytes(), interpolation)).all()
 
 

@@ -21,18 +21,19 @@ from headrace.report.server import LOCAL, MOST_BYTES, Access
 from headrace.run.demo import make_demo
 from headrace.run.fit import train
 from headrace.run.prediction import predict
-from headrace.run.trained_model import TrainedModel, load_trained_model
+from headrace.run.read_weights import read_weights
+from headrace.weights.weights import Weights
 from tests.report.browser import PROGRAM, start_browser
 
 
 @pytest.fixture
-def model(quick: Callable[..., Any]) -> TrainedModel:
+def model(quick: Callable[..., Any]) -> Weights:
     result = train(quick(num_epochs=1, weight_updates_per_epoch=2, validations_per_epoch=0))
-    return load_trained_model(result.directory)
+    return read_weights(result.directory).only()
 
 
 @contextmanager
-def serving(model: TrainedModel, access: Access) -> Iterator[int]:
+def serving(model: Weights, access: Access) -> Iterator[int]:
     server = make_demo(model, "a <b> network", ("127.0.0.1", 0), access)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError, DataError
 from headrace.model.composite import Chain
@@ -20,7 +21,8 @@ from headrace.run.export_formats import export_model
 from headrace.run.export_networks import as_function
 from headrace.run.export_values import ExportOptions
 from headrace.run.prediction import read_image
-from headrace.run.trained_model import TrainedModel, preprocess_of
+from headrace.weights.input_form import InputForm
+from headrace.weights.weights import Weights
 
 runtime = pytest.importorskip("onnxruntime")
 SIZE, NAMES = 24, ('a "quoted" <class>', "Käfer", "c")
@@ -42,22 +44,28 @@ def model(tmp_path_factory):
     network = Network(name="mine", blocks=BLOCKS, input_hwc=(SIZE, SIZE, 3), num_classes=3)
     rng = np.random.default_rng(3)
     params, stats = (drawn(tree, rng) for tree in network.init(0))
-    form = {"normalization": "per-channel", "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.25)}
+    form = InputForm(
+        image_hwc=network.input_hwc,
+        normalization="per-channel",
+        mean=(0.5, 0.4, 0.3),
+        std=(0.2, 0.3, 0.25),
+        shorter_side=27,
+        antialias=True,
+    )
     folder = tmp_path_factory.mktemp("gone")
     config = Config()
-    return TrainedModel(
-        checkpoint=folder / "step_1",
-        weights="raw",
-        step=1,
-        epoch=1.0,
-        config=replace(config, data=replace(config.data, dataset="folder", dataset_path=str(folder / "nothing"))),
+    config = replace(config, data=replace(config.data, dataset="folder", dataset_path=str(folder / "nothing")))
+    return Weights(
         network=network,
         params=params,
         stats=stats,
+        origin="step_1",
+        path=folder / "step_1",
+        step=1,
+        epoch=1.0,
         class_names=NAMES,
-        preprocess=preprocess_of(form, 0, network.input_hwc),
-        shorter_side=27,
-        antialias=True,
+        input_form=form,
+        resolved=Resolved(config=config, origins={}),
     )
 
 
@@ -74,8 +82,8 @@ def files(tmp_path_factory):
 
 def validation_logits(model, file):
     view = np.zeros((1, SIZE, SIZE, 3), np.uint8)
-    assert read_image(model, file, view[0]) == ""
-    return np.asarray(jax.jit(as_function(model, False))(network_input(view, model))["logits"])[0]
+    assert read_image(model.form, file, view[0]) == ""
+    return np.asarray(jax.jit(as_function(model, False))(network_input(view, model.form))["logits"])[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -169,5 +177,6 @@ def test_generated_images_stand_in_for_validation_images_that_are_all_broken(mod
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "broken.jpg").write_bytes(b"\xff\xd8 not an image")
     data = replace(model.config.data, dataset_path=str(tmp_path))
-    found = check_images(replace(model, config=replace(model.config, data=data)))
+    resolved = Resolved(config=replace(model.config, data=data), origins={})
+    found = check_images(replace(model, resolved=resolved))
     assert found.what == "8 generated images (none of the validation images tried can be read)"

@@ -12,7 +12,7 @@ from headrace.model.norm import Norm
 from headrace.run.export_formats import export_model
 from headrace.run.export_values import ExportOptions
 from headrace.run.model import Model
-from headrace.run.trained_model import load_trained_model
+from headrace.run.read_weights import read_weights
 
 UNIT = Residual(body=Chain((("conv", Conv(channels=8)), ("bn", Norm()), ("relu", Relu()))))
 BLOCKS = (
@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
 
 def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):
     network, run, images, _ = trained
-    model = load_trained_model(run, custom=network)
+    model = read_weights(run, network).only()
     made = export_model(model, tmp_path / "mine.stablehlo", ExportOptions(format="stablehlo", input="float"))
     found = jax.export.deserialize(bytearray(made.path.read_bytes())).call(images)
     runtime = pytest.importorskip("onnxruntime")
@@ -56,4 +56,4 @@ def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):
 
 def test_a_command_cannot_know_an_own_network(trained):
     with pytest.raises(CheckpointError, match="given by code"):
-        load_trained_model(trained[1])
+        read_weights(trained[1]).only()

@@ -17,7 +17,7 @@ from headrace.core.errors import CheckpointError, ConfigError, DataError, Headra
 from headrace.run.fit import resume, train
 from headrace.run.image_results import write_image_results
 from headrace.run.prediction import predict
-from headrace.run.trained_model import load_trained_model
+from headrace.run.read_weights import read_weights
 from headrace.run.validation import validate
 from headrace.telemetry.records import best_validation
 
@@ -70,7 +70,7 @@ def test_a_folder_is_fitted_evaluated_predicted_and_exported(fitted, photos, tmp
     # the same probabilities as `headrace predict`, from the same weights
     files = sorted((photos / "val").rglob("*.jpg"))
     found = model.predict(photos / "val")
-    trained = load_trained_model(run.directory)
+    trained = read_weights(run.directory).only()
     for mine, theirs in zip(found, predict(trained, files), strict=True):
         assert mine.source == str(theirs.file)
         np.testing.assert_allclose(mine.probabilities, [share for _, share in theirs.best], rtol=1e-5, atol=1e-6)
@@ -136,7 +136,7 @@ def test_arrays_train_a_shipped_network_and_a_second_fit_continues(tmp_path):
     assert after["loss"] == pytest.approx(before["loss"], rel=1e-5), "it continued from the weights it had"
     # commands can use what code trained on arrays, except where they would need the arrays
     probabilities = model.predict(images[:4]).probabilities
-    trained = load_trained_model(model.save(tmp_path / "kept"))
+    trained = read_weights(model.save(tmp_path / "kept")).only()
     assert trained.network.name == "toy_model_bn"
     np.testing.assert_allclose(
         Model.load(tmp_path / "kept").predict(images[:4]).probabilities, probabilities, rtol=1e-5

@@ -46,7 +46,7 @@ def test_names_and_shapes_are_those_of_the_library_and_lead_back(name, library, 
     assert {key: arrays[key].shape for key in shapes} == shapes
     zeros = jax.tree.map(np.zeros_like, weights)
     again = load_into(net, zeros, ForeignWeights(source="it", arrays=arrays), min_share=1.0)
-    assert again.unused == ()
+    assert again.loading.unused == ()
     wanted = flat_weights(*weights)
     for key, array in flat_weights(again.params, again.stats).items():
         np.testing.assert_array_equal(array, wanted[key], err_msg=key)

@@ -62,9 +62,9 @@ def test_a_cifar_resnet_in_the_common_names_is_loaded_whole_and_turned(tmp_path,
     file.write_bytes(write_torch_file(arrays) if form == "pth" else write_safetensors(arrays, {}))
     net = network("cifar_resnet8")
     found = load_into(net, net.init(0), read_file(file))
-    assert found.share == found.used_share == 1.0
-    assert found.unused == ()
-    assert found.count("loaded")[1] == net.total_cost().params + 2 * (16 + 4 * 16 // 2 + 2 * 32 + 2 * 64)
+    assert found.loading.share == found.loading.used_share == 1.0
+    assert found.loading.unused == ()
+    assert found.loading.count("loaded")[1] == net.total_cost().params + 2 * (16 + 4 * 16 // 2 + 2 * 32 + 2 * 64)
     kernel, theirs = found.params["conv3_block1"]["layer1_conv_ds"]["kernel"], arrays["layer2.0.conv1.weight"]
     assert kernel[2, 1, 5, 7] == theirs[7, 5, 2, 1]
     np.testing.assert_array_equal(found.params["fc_layer"]["kernel"][:, 3], arrays[f"{head}.weight"][3])
@@ -78,8 +78,16 @@ def test_resnet50_has_the_names_of_torchvision():
     assert len(arrays) == 320  # as torchvision's resnet50().state_dict() has
     net = network("resnet50")
     found = load_into(net, weights_like(net), ForeignWeights(source="it", arrays=arrays))
-    assert (found.scheme, found.share, found.used_share, found.unused) == ("torchvision", 1.0, 1.0, ())
-    assert found.count("loaded") == (267, 25_557_032 + 2 * 26_560)  # parameters, and mean and variance of each norm
+    assert (found.loading.scheme, found.loading.share, found.loading.used_share, found.loading.unused) == (
+        "torchvision",
+        1.0,
+        1.0,
+        (),
+    )
+    assert found.loading.count("loaded") == (
+        267,
+        25_557_032 + 2 * 26_560,
+    )  # parameters, and mean and variance of each norm
     same = found.params["conv5_block3"]["3_conv"]["kernel"][0, 0]
     np.testing.assert_array_equal(same, arrays["layer4.2.conv3.weight"][:, :, 0, 0].T)
     theirs = arrays["layer2.0.downsample.1.running_mean"]
@@ -90,8 +98,8 @@ def test_another_number_of_classes_replaces_the_head_and_says_so():
     net = network("cifar_resnet8", num_classes=10)
     initial = net.init(7)
     found = load_into(net, initial, ForeignWeights(source="it", arrays=cifar8(100, head="linear")))
-    assert found.share == 1.0, "a head for other classes does not count against the file"
-    assert [tensor.name for tensor in found.statuses if tensor.status == "replaced"] == [
+    assert found.loading.share == 1.0, "a head for other classes does not count against the file"
+    assert [tensor.name for tensor in found.loading.statuses if tensor.status == "replaced"] == [
         "params/fc_layer/bias",
         "params/fc_layer/kernel",
     ]
@@ -106,14 +114,14 @@ def test_a_missing_head_is_left_fresh():
     arrays = {name: array for name, array in cifar8().items() if not name.startswith("fc")}
     net = network("cifar_resnet8")
     found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
-    assert found.count("fresh") == (2, 650)
-    assert 0.98 < found.share < 1
+    assert found.loading.count("fresh") == (2, 650)
+    assert 0.98 < found.loading.share < 1
 
 
 def test_grey_images_replace_the_stem_alone():
     net = network("cifar_resnet8", image=(32, 32, 1))
     found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=cifar8()))
-    assert [tensor.note for tensor in found.statuses if tensor.status == "replaced"] == [
+    assert [tensor.note for tensor in found.loading.statuses if tensor.status == "replaced"] == [
         "16x3x3x3 there, 3x3x1x16 here"
     ]
 
@@ -142,7 +150,7 @@ def test_own_names_are_read_as_they_are():
     net = network("toy_model_bn")
     weights = flat_weights(*net.init(5))
     found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=weights | {"opt/velocity/x": np.zeros(99)}))
-    assert (found.scheme, found.share, found.unused) == ("headrace", 1.0, ())
+    assert (found.loading.scheme, found.loading.share, found.loading.unused) == ("headrace", 1.0, ())
     again = flat_weights(found.params, found.stats)
     assert all((again[name] == array).all() for name, array in weights.items())
 
@@ -158,7 +166,7 @@ def test_biases_of_keras_go_into_the_means():
         if tensor == "kernel" and array.ndim == 4:
             arrays[f"{'_'.join(layer)}/bias"] = np.full(array.shape[-1], 0.25, np.float32)
     found = load_into(net, initial, ForeignWeights(source="it", arrays=arrays))
-    assert (found.scheme, found.share, found.unused) == ("keras", 1.0, ())
+    assert (found.loading.scheme, found.loading.share, found.loading.unused) == ("keras", 1.0, ())
     np.testing.assert_array_equal(found.params["conv1"]["conv"]["kernel"], arrays["conv1_conv/kernel"])
     np.testing.assert_allclose(found.stats["conv1"]["bn"]["mean"], arrays["conv1_bn/moving_mean"] - 0.25)
     arrays["conv1_conv/bias"] = np.zeros(3, np.float32)

@@ -17,8 +17,8 @@ from headrace.config.load import config_from, resolve_code
 from headrace.core.errors import ConfigError, DataError
 from headrace.model.custom_block import weights_like
 from headrace.run.choices import with_definition
-from headrace.run.named_model import load_named
-from headrace.run.trained_model import load_trained_model
+from headrace.run.named_weights import load_named
+from headrace.run.read_weights import read_weights
 from headrace.weights.convert import export_names, flat_weights
 from headrace.weights.definitions import find_definition
 from headrace.weights.name_schemes import pair_names
@@ -297,7 +297,7 @@ def test_names_of_efficientnet_pytorch_are_those_of_tensorflows_network():
 def test_the_tensors_of_a_checkpoint_bring_its_network_unless_they_are_alone(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["convert", str(folder / "plain.pth"), "--model", "resnet10", "--out", "made"]) == 0
-    assert load_named("made/state.safetensors").model.network == load_trained_model(Path("made")).network
+    assert load_named("made/state.safetensors").network == read_weights(Path("made")).only().network
     shutil.copy("made/state.safetensors", "alone.safetensors")
     with pytest.raises(ConfigError, match=r"network of alone\.safetensors is not known"):
         load_named("alone.safetensors")

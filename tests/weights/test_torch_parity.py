@@ -109,7 +109,7 @@ def test_a_network_is_the_one_of_torch(tmp_path, library, model, name, size):
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
     initial = net.init(3)
     found = load_into(net, initial, read_file(tmp_path / "weights.pth"), min_share=1.0)
-    assert found.unused == ()
+    assert found.loading.unused == ()
     assert net.total_cost().params == sum(p.numel() for p in theirs.parameters())
     run = jax.jit(lambda x: net.apply(found.params, found.stats, x, Ctx(train=False))[0])
     errors = {"logits": _error(run(images[:2]), logits)}

@@ -62,6 +62,6 @@ def test_keras_own_files_compute_what_they_did_there(tmp_path, theirs, ours):
     network = build_network(config.model, 1000, (224, 224, 3))
     for name in ("it.h5", "it.weights.h5"):
         found = load_into(network, network.init(0), read_file(tmp_path / name))
-        assert (found.scheme, found.share) == ("keras", 1.0)
+        assert (found.loading.scheme, found.loading.share) == ("keras", 1.0)
         logits = network.apply(found.params, found.stats, told["images"], Ctx(train=False))[0]
         assert np.abs(np.asarray(logits) - told["logits"]).max() < 1e-4 * np.abs(told["logits"]).max()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace.checkpoint.store import list_checkpoints, verify, write_error
+from headrace.checkpoint.store import Checkpoint, list_checkpoints, read_first_good, verify, write_error
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 from headrace.core.json_text import parse_json
@@ -80,9 +80,11 @@ class BestCheckpoints:
         """Return the names that pruning must keep."""
         return {entry.name for entry in self.entries()}
 
-    def first_good(self) -> ScoredCheckpoint | None:
-        """Return the best entry whose checkpoint exists and verifies."""
-        return next((entry for entry in self.entries() if not verify(self.directory / entry.name)), None)
+    def read_first_good(self) -> tuple[ScoredCheckpoint, Checkpoint] | None:
+        """Return the best entry whose checkpoint exists and is good, and the checkpoint."""
+        entries = {entry.name: entry for entry in self.entries()}
+        found, _ = read_first_good(self.directory / name for name in entries)
+        return found and (entries[found.path.name], found)
 
     def reset(self, scores: Iterable[ScoredCheckpoint]) -> None:
         """Rebuild the list from all scores of a run, in order, without checkpoints that no longer exist."""

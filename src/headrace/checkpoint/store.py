@@ -16,7 +16,8 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -186,15 +187,30 @@ def _write_tensors(path: Path, arrays: Arrays) -> tuple[int, str]:
     return num_bytes, digest.hexdigest()
 
 
-def load(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
-    """Read and check one checkpoint; return its tensors and its manifest."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A good checkpoint: every byte of it was read and checked."""
+
+    path: Path
+    arrays: Arrays
+    manifest: dict[str, Any]
+
+
+def read(path: Path | str) -> Checkpoint:
+    """Read and check one checkpoint."""
     arrays, manifest, problems = _examine(Path(path))
     if problems or manifest is None:
         raise CheckpointError(
             f"The checkpoint {path} cannot be used: {'; '.join(problems)}.",
             remedy="Use another checkpoint of the run; `headrace resume` skips damaged ones.",
         )
-    return arrays, manifest
+    return Checkpoint(path=Path(path), arrays=arrays, manifest=manifest)
+
+
+def load(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
+    """Read and check one checkpoint; return its tensors and its manifest."""
+    found = read(path)
+    return found.arrays, found.manifest
 
 
 def verify(path: Path | str) -> list[str]:
@@ -216,11 +232,22 @@ def list_checkpoints(directory: Path | str) -> list[Path]:
 
 def newest_good(directory: Path | str) -> tuple[Path | None, list[tuple[Path, str]]]:
     """Return the newest good checkpoint, and the newer ones that were skipped, each with its problem."""
+    found, damaged = read_newest(directory)
+    return found and found.path, damaged
+
+
+def read_newest(directory: Path | str) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """Read the newest good checkpoint; return it, and the newer ones that were skipped, each with its problem."""
+    return read_first_good(reversed(list_checkpoints(directory)))
+
+
+def read_first_good(paths: Iterable[Path]) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """Read checkpoints until one is good; return it, and those before it, each with its problem."""
     damaged = []
-    for path in reversed(list_checkpoints(directory)):
-        problems = verify(path)
-        if not problems:
-            return path, damaged
+    for path in paths:
+        arrays, manifest, problems = _examine(path)
+        if manifest is not None and not problems:
+            return Checkpoint(path=path, arrays=arrays, manifest=manifest), damaged
         damaged.append((path, "; ".join(problems)))
     return None, damaged
 
@@ -229,6 +256,16 @@ def write_error(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file that could not be written."""
     remedy = _REMEDIES.get(error.errno or 0, "Check that the directory exists, is a directory and may be written to.")
     return CheckpointError(f"Cannot write {path}: {error.strerror or error}.", remedy=remedy)
+
+
+def refuse_replacing(path: Path) -> None:
+    """Refuse to overwrite something that is not a checkpoint."""
+    if path.exists() and not (path / MANIFEST_FILE).is_file():
+        raise CheckpointError(
+            f"{path} exists and is not a checkpoint.",
+            rule="A checkpoint is a directory with a manifest.json.",
+            remedy="Choose another name.",
+        )
 
 
 def _host_array(name: str, value: object) -> np.ndarray:

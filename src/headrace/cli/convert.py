@@ -16,17 +16,16 @@ _CONVERT = (
 def convert(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parsed = read_arguments(argv, "headrace convert", _add_convert_arguments, _CONVERT)
-    from headrace.run.named_model import convert as write_checkpoint
-    from headrace.run.named_model import load_named
+    from headrace.run.named_weights import convert as write_checkpoint
+    from headrace.run.named_weights import load_named
     from headrace.weights.convert import table_lines
 
-    named = load_named(parsed.args.name, parsed.options)
-    model = named.model
-    print("\n".join(table_lines(named.loaded)))
-    print(*named.remarks, sep="\n", end="\n" if named.remarks else "", file=sys.stderr)
-    path = write_checkpoint(named, parsed.args.out)
+    weights = load_named(parsed.args.name, parsed.options)
+    print("\n".join(table_lines(weights)))
+    print(*weights.remarks, sep="\n", end="\n" if weights.remarks else "", file=sys.stderr)
+    path = write_checkpoint(weights, parsed.args.out)
     size = sum(file.stat().st_size for file in path.iterdir())
-    print(f"{model.network.name}, {len(model.class_names):,} classes: {model.class_names[0]}, ...")
+    print(f"{weights.network.name}, {len(weights.class_names):,} classes: {weights.class_names[0]}, ...")
     print(f"written: {path} ({format_bytes(size)})")
     return 0
 

@@ -21,9 +21,9 @@ def demo(argv: list[str]) -> int:
     access = server_access(args)
     from headrace.engine.devices import start_devices
     from headrace.run.demo import make_demo
-    from headrace.run.named_model import find_model
+    from headrace.run.read_weights import find_weights
 
-    model = find_model(name, which)
+    weights = find_weights(name, which)
     start_devices(args.platform, 1)
-    title = f"{model.network.name}: {name}"
-    return serve(args, access, lambda address: make_demo(model, title, address, access))
+    title = f"{weights.network.name}: {name}"
+    return serve(args, access, lambda address: make_demo(weights, title, address, access))

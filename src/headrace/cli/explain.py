@@ -33,11 +33,11 @@ def explain(argv: list[str]) -> int:
     from headrace.engine.devices import start_devices
     from headrace.run.grad_cam import draw_explanation
     from headrace.run.grad_cam import explain as explain_image
-    from headrace.run.named_model import find_model
+    from headrace.run.read_weights import find_weights
 
-    model = find_model(name, which)
+    weights = find_weights(name, which)
     start_devices(args.platform, 1)
-    found = explain_image(model, args.image, args.class_name)
+    found = explain_image(weights, args.image, args.class_name)
     out = io.BytesIO()
     draw_explanation(found).save(out, "PNG")
     with writing(file, "-o"):

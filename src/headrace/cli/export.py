@@ -1,6 +1,7 @@
 """`headrace export`: weights or a network for other programs."""
 
 import argparse
+from pathlib import Path
 
 from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights
 from headrace.config.command_line import Parser
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     from headrace.engine.devices import start_devices
     from headrace.run.export_formats import export_model, format_of
     from headrace.run.export_values import ExportOptions
-    from headrace.run.named_model import find_model
+    from headrace.run.read_weights import find_weights
 
     name, which = model_and_weights(args.path, args.weights, args.use)
     start_devices(args.platform, 1)
@@ -39,10 +40,10 @@ def main(argv: list[str]) -> int:
         with_preprocessing=args.with_preprocessing,
         check_images=tuple(args.check_images or ()),
     )
-    model = find_model(name, which)
-    made = export_model(model, args.out, options)
-    trained = f"{model.weights} weights of {model.checkpoint.name} (epoch {model.epoch:g})"
-    print(f"{model.network.name}, {trained if model.step else f'weights {name}'}")
+    weights = find_weights(name, which)
+    made = export_model(weights, args.out, options)
+    trained = f"{weights.label} weights of {Path(weights.origin).name} (epoch {weights.epoch:g})"
+    print(f"{weights.network.name}, {trained if weights.step else f'weights {name}'}")
     print(made.remark)
     print(f"written: {made.path} ({format_bytes(made.path.stat().st_size)}) and {made.description.name}")
     return 0

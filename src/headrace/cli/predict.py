@@ -19,7 +19,7 @@ from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
-    from headrace.run.trained_model import TrainedModel
+    from headrace.weights.weights import Weights
 
 
 SOME_UNREADABLE = 1
@@ -49,30 +49,30 @@ def main(argv: list[str]) -> int:
     if not paths:
         raise ConfigError("At least one image is required.", remedy="Name files or folders: RUN_DIR IMAGE ...")
     from headrace.engine.devices import run_in_calling_thread, start_devices
-    from headrace.run.named_model import find_model
     from headrace.run.prediction import find_images, labels_by_folder, predict
+    from headrace.run.read_weights import find_weights
 
-    model = find_model(name, which)
+    weights = find_weights(name, which)
     files = find_images([local_path(path) for path in paths])
-    labels = labels_by_folder(files, model.class_names)
+    labels = labels_by_folder(files, weights.class_names)
     if args.page and not labels:
         raise ConfigError(
             "--page needs to know the classes of the images.",
-            rule="The folder of each image names its class: " + ", ".join(model.class_names[:5]) + " ...",
+            rule="The folder of each image names its class: " + ", ".join(weights.class_names[:5]) + " ...",
             remedy="Leave --page out, or sort the images into folders.",
         )
     run_in_calling_thread()  # before the devices start: afterwards it has no effect
     start_devices(args.platform, 1)
-    most = min(args.top_k, len(model.class_names))
-    found = list(predict(model, files, most, args.batch_size, keep_shares=bool(labels)))
-    text = _FORMATS[form](found, model.class_names, [model.class_names[label] for label in labels])
+    most = min(args.top_k, len(weights.class_names))
+    found = list(predict(weights, files, most, args.batch_size, keep_shares=bool(labels)))
+    text = _FORMATS[form](found, weights.class_names, [weights.class_names[label] for label in labels])
     if args.output is None:
         print(text, end="")
     else:
         with writing(args.output, "--output"):
             write_atomic(args.output, text.encode())
     if labels:
-        lines = _evaluate(model, found, labels, args.page)
+        lines = _evaluate(weights, found, labels, args.page)
         print(*lines, sep="\n", file=sys.stdout if form == "table" and args.output is None else sys.stderr)
     bad = [prediction for prediction in found if prediction.problem]
     for prediction in bad:
@@ -99,9 +99,7 @@ def _table(found: "Sequence[Prediction]", names: Sequence[str], truth: Sequence[
     return "".join(f"{file:{wide}}  {text}\n" for file, text in zip(files, texts, strict=True))
 
 
-def _evaluate(
-    model: "TrainedModel", found: "Sequence[Prediction]", labels: Sequence[int], page: Path | None
-) -> list[str]:
+def _evaluate(weights: "Weights", found: "Sequence[Prediction]", labels: Sequence[int], page: Path | None) -> list[str]:
     """Write the page, if any; return how good the predictions are, in lines."""
     from headrace.report.run_report import evaluation_lines, write_evaluation
     from headrace.run.image_results import evaluate_files
@@ -109,7 +107,7 @@ def _evaluate(
     pairs = [(prediction, label) for prediction, label in zip(found, labels, strict=True) if prediction.best]
     if not pairs:
         return []
-    done = evaluate_files(model, [prediction for prediction, _ in pairs], [label for _, label in pairs])
+    done = evaluate_files(weights, [prediction for prediction, _ in pairs], [label for _, label in pairs])
     right = sum(row["num_correct"] for row in done.report["classes"])
     text = f"accuracy {format_percent(right / len(pairs))}: {right:,} of {len(pairs):,} images are of the class "
     lines = [text + "that their folder names", *evaluation_lines(done.images, done.report)]

@@ -204,8 +204,8 @@ def from_saved(saved: Mapping[str, Any]) -> Resolved:
     if values.get("dataset") in IMAGE_DATASETS and "decode_once" not in values:
         values["decode_once"], origins["decode_once"] = "off", Origin(kind=CHOSEN, where="before it was an option")
     for name, option in all_options().items():
-        values.setdefault(name, option.read(option.default))
-        origins.setdefault(name, DEFAULT)
+        if name not in values:
+            values[name], origins[name] = option.read(option.default), DEFAULT
     return Resolved(config=build(values), origins=origins, name=saved["name"], source=source)
 
 

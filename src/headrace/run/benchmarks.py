@@ -244,7 +244,7 @@ def _measure(
 def given_weights(design: Design) -> tuple[PyTree, PyTree] | None:
     """Return the (params, stats) that an option names or code gives; None where they are drawn."""
     adopted = adopt_weights(design)
-    return (adopted.params, adopted.stats) if adopted else design.custom.weights
+    return adopted.raw if adopted else design.custom.weights
 
 
 def with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:

@@ -15,7 +15,8 @@ from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.resize import Resampling, View, resize_view
 from headrace.data.sets.source import Source
 from headrace.run.prediction import find_images
-from headrace.run.trained_model import TrainedModel
+from headrace.weights.input_form import InputForm
+from headrace.weights.weights import Weights
 
 NUM_IMAGES = 8
 
@@ -27,37 +28,37 @@ class CheckImages:
     images: tuple[np.ndarray, ...]
     what: str
 
-    def views(self, model: TrainedModel) -> np.ndarray:
+    def views(self, form: InputForm) -> np.ndarray:
         """Return what validation takes of the images: [n, H, W, C], of the network's size."""
-        return np.stack([_view_of_file(image, model) for image in self.images])
+        return np.stack([_view_of_file(image, form) for image in self.images])
 
 
-def check_images(model: TrainedModel, given: Sequence[Path] = ()) -> CheckImages:
+def check_images(weights: Weights, given: Sequence[Path] = ()) -> CheckImages:
     """Return images to check an export of the model with, and say in words which."""
-    channels = model.network.input_hwc[2]
+    channels = weights.network.input_hwc[2]
     if given:
         files = find_images(given)[:NUM_IMAGES]
         images = tuple(_read(file, channels) for file in files)
         return CheckImages(images=images, what=f"{len(images)} given image{'s' if len(images) > 1 else ''}")
-    if not model.names_dataset:
-        return _generated(model, "the run's images were given by code")
+    if "dataset" in weights.by_code:
+        return _generated(weights, "the run's images were given by code")
     try:
-        dataset = open_dataset(model.config.data, model.config.run.seed)
+        dataset = open_dataset(weights.config.data, weights.config.run.seed)
     except HeadraceError as error:
-        return _generated(model, f"the run's dataset is not at hand: {error.problem}")
+        return _generated(weights, f"the run's dataset is not at hand: {error.problem}")
     if dataset.info.synthetic_on or not len(dataset.validation):
-        return _generated(model, "the run's dataset has no real validation images")
+        return _generated(weights, "the run's dataset has no real validation images")
     if dataset.validation.image_hwc[2] != channels:
-        return _generated(model, "the images of the run's dataset have another number of channels")
+        return _generated(weights, "the images of the run's dataset have another number of channels")
     images = _of_validation(dataset.validation, channels)
     if not images:
-        return _generated(model, "none of the validation images tried can be read")
+        return _generated(weights, "none of the validation images tried can be read")
     return CheckImages(images=images, what=f"{len(images)} validation image{'s' * (len(images) > 1)}")
 
 
-def network_input(views: np.ndarray, model: TrainedModel) -> np.ndarray:
+def network_input(views: np.ndarray, form: InputForm) -> np.ndarray:
     """Return views as the network takes them: normalised."""
-    return np.asarray(preprocess(views, None, 0, model.preprocess, train=False))
+    return np.asarray(preprocess(views, None, 0, form.preprocess, train=False))
 
 
 def _of_validation(source: Source, channels: int) -> tuple[np.ndarray, ...]:
@@ -89,9 +90,9 @@ def _read(file: Path, channels: int) -> np.ndarray:
         raise DataError(f"Cannot read {file}: {error}.", remedy="Give other images with --check-images.") from error
 
 
-def _generated(model: TrainedModel, why: str) -> CheckImages:
+def _generated(weights: Weights, why: str) -> CheckImages:
     """Return smooth random images: the noise of a few pixels, enlarged, as photographs have large areas."""
-    height, width, channels = model.network.input_hwc
+    height, width, channels = weights.network.input_hwc
     rng, images = generator(0, "export/check"), []
     for number in range(NUM_IMAGES):
         coarse = rng.integers(0, 256, (6 + number, 7 + number, channels)).astype(np.uint8)
@@ -101,12 +102,12 @@ def _generated(model: TrainedModel, why: str) -> CheckImages:
     return CheckImages(images=tuple(images), what=f"{NUM_IMAGES} generated images ({why})")
 
 
-def _view_of_file(image: np.ndarray, model: TrainedModel) -> np.ndarray:
+def _view_of_file(image: np.ndarray, form: InputForm) -> np.ndarray:
     """Return what validation takes of an image; one of the network's size stays as it is."""
-    height, width, _ = model.network.input_hwc
-    if image.shape[:2] == (height, width) and (model.shorter_side in (None, height) or image.dtype != np.uint8):
+    height, width, _ = form.image_hwc
+    if image.shape[:2] == (height, width) and (form.shorter_side in (None, height) or image.dtype != np.uint8):
         return image
-    out = np.empty(model.network.input_hwc, np.uint8)
-    view = valid_view(image.shape[:2], height, model.shorter_side)
-    resize_view(image, view, out, Resampling(model.antialias, model.interpolation == "bicubic"))
+    out = np.empty(form.image_hwc, np.uint8)
+    view = valid_view(image.shape[:2], height, form.shorter_side)
+    resize_view(image, view, out, Resampling(form.antialias, form.interpolation == "bicubic"))
     return out

@@ -17,22 +17,22 @@ from headrace.data.decoding.image import readable_extensions
 from headrace.report.markup import element, page
 from headrace.report.server import Access, Answer, Query, Routes, json_answer, make_pages_server
 from headrace.run.grad_cam import Explainer, Explanation, color_text, overlays
-from headrace.run.trained_model import TrainedModel
+from headrace.weights.weights import Weights
 
 _SIDE = 360  # pixels of an image on the page
 
 
-def make_demo(model: TrainedModel, title: str, address: tuple[str, int], access: Access) -> ThreadingHTTPServer:
+def make_demo(weights: Weights, title: str, address: tuple[str, int], access: Access) -> ThreadingHTTPServer:
     """Return a server of the page for a network; port 0 takes a free one."""
-    demo = _Demo(model, title, access.token)
+    demo = _Demo(weights, title, access.token)
     return make_pages_server(Routes(get={"/": demo.page}, post={"/api/explain": demo.explain}), address, access)
 
 
 class _Demo:
-    def __init__(self, model: TrainedModel, title: str, token: str) -> None:
-        self._names, self._title = model.class_names, title
+    def __init__(self, weights: Weights, title: str, token: str) -> None:
+        self._names, self._title = weights.class_names, title
         self._query = f"?token={quote(token)}" if token else ""
-        self._explainer, self._lock = Explainer(model), threading.Lock()
+        self._explainer, self._lock = Explainer(weights), threading.Lock()
 
     def page(self, query: Query) -> Answer:
         kinds = ",".join(readable_extensions())

@@ -124,8 +124,11 @@ def _make(path: Path, option: str) -> bool:
 
 def layout(path: Path, config: Config) -> RunDirectory:
     """Return where the files of the run at `path` are."""
-    chosen = config.checkpoint.checkpoint_dir
-    return RunDirectory(path, Path(chosen) if chosen else path / "checkpoints")
+    return RunDirectory(path, _place_of_checkpoints(path, config.checkpoint.checkpoint_dir))
+
+
+def _place_of_checkpoints(run: Path, chosen: str | None) -> Path:
+    return Path(chosen) if chosen else run / "checkpoints"
 
 
 def sweep(directory: RunDirectory) -> None:
@@ -246,7 +249,10 @@ def read_run(path: Path, *, needed: Collection[str] = REPLACED) -> tuple[RunDire
 
 def checkpoints_of(run: Path) -> Path:
     """Return the directory of a run's checkpoints, also of a run whose network was given by code."""
-    return read_run(run, needed=())[0].checkpoints
+    try:
+        return _place_of_checkpoints(run, read_saved(run)["values"].get("checkpoint_dir"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(run, error) from error
 
 
 def read_saved(path: Path) -> dict[str, Any]:

@@ -10,30 +10,30 @@ from headrace.run.check_images import check_images
 from headrace.run.export_networks import onnx_difference, onnx_file, stablehlo_difference, stablehlo_file
 from headrace.run.export_values import DTYPES, Exported, ExportOptions, Format
 from headrace.run.export_weights import safetensors_file, torch_names_file, weights_difference
-from headrace.run.trained_model import TrainedModel
+from headrace.weights.weights import Weights
 
 
-def export_model(model: TrainedModel, out: Path | None, options: ExportOptions) -> Exported:
+def export_model(weights: Weights, out: Path | None, options: ExportOptions) -> Exported:
     """Write the network in a format; `out` defaults to a file in the directory of the run, named after the network."""
     if options.format not in FORMATS:
         raise ConfigError(f"There is no format {options.format!r}.", remedy=did_you_mean(options.format, FORMATS))
     form = FORMATS[options.format]
-    _refuse(model, options, form)
-    path = out or _default_directory(model) / f"{model.network.name}{form.suffix}"
+    _refuse(weights, options, form)
+    path = out or _default_directory(weights) / f"{weights.network.name}{form.suffix}"
     if path.is_dir():
-        path = path / f"{model.network.name}{form.suffix}"
+        path = path / f"{weights.network.name}{form.suffix}"
     if not path.parent.is_dir():
         raise ConfigError(f"There is no directory {path.parent}.", remedy="Make it, or choose another --out.")
-    images = check_images(model, options.check_images)
-    made = form.make(model, path, options)
+    images = check_images(weights, options.check_images)
+    made = form.make(weights, path, options)
     description = path.with_name(f"{path.name}.json")
     # Both or none: a file without the description of its input would be guessed at.
     temporary = [each.with_name(f".{each.name}.tmp-{os.getpid()}") for each in (path, description)]
     try:
         write_synced(temporary[0], made.data)
         # Before the file gets its name: what fails its check never replaces a file that worked.
-        difference, checker = form.check(temporary[0], model, options, images)
-        along = model.describe() | {"format": options.format, "dtype": options.dtype} | made.more
+        difference, checker = form.check(temporary[0], weights, options, images)
+        along = weights.describe() | {"format": options.format, "dtype": options.dtype} | made.more
         along["check"] = {"images": images.what, "by": checker, "largest_logit_difference": difference}
         write_synced(temporary[1], (json.dumps(along, indent=1, ensure_ascii=False) + "\n").encode())
         for each, name in zip(temporary, (path, description), strict=True):
@@ -50,13 +50,13 @@ def export_model(model: TrainedModel, out: Path | None, options: ExportOptions) 
     return Exported(path=path, description=description, remark="\n".join(filter(None, (made.remark, result))))
 
 
-def _refuse(model: TrainedModel, options: ExportOptions, form: Format) -> None:
+def _refuse(weights: Weights, options: ExportOptions, form: Format) -> None:
     """Refuse options that the format or the network cannot follow."""
     if options.dtype not in DTYPES:
         raise ConfigError(f"There is no type {options.dtype!r}.", remedy=did_you_mean(options.dtype, DTYPES))
     if not options.with_preprocessing:
         return
-    height, width, _ = model.network.input_hwc
+    height, width, _ = weights.network.input_hwc
     if not form.network:
         raise ConfigError(
             f"--with-preprocessing has no meaning for --format {options.format}.",
@@ -70,7 +70,7 @@ def _refuse(model: TrainedModel, options: ExportOptions, form: Format) -> None:
         )
     if height != width:
         raise ConfigError(
-            f"{model.network.name} takes images of {height} x {width} pixels.",
+            f"{weights.network.name} takes images of {height} x {width} pixels.",
             rule="--with-preprocessing cuts a square from the centre of an image.",
             remedy="Leave --with-preprocessing out.",
         )
@@ -88,8 +88,8 @@ def format_of(path: Path) -> str:
     return suffixes[path.suffix]
 
 
-def _default_directory(model: TrainedModel) -> Path:
-    run = model.checkpoint.parent.parent
+def _default_directory(weights: Weights) -> Path:
+    run = weights.path.parent.parent if weights.path else Path()
     return run if (run / "config.json").is_file() else Path()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.data.augmentation.crop_resize import CentreView
 from headrace.run.check_images import CheckImages
-from headrace.run.trained_model import TrainedModel
+from headrace.weights.weights import Weights
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 DTYPES = ("float32", "float16")
@@ -58,19 +58,19 @@ class Format:
 
     suffix: str
     network: bool
-    make: Callable[[TrainedModel, Path, ExportOptions], Made]
+    make: Callable[[Weights, Path, ExportOptions], Made]
     # (file, model, options, images) -> (largest difference of logits, by what it was checked)
-    check: Callable[[Path, TrainedModel, ExportOptions, CheckImages], tuple[float, str]]
+    check: Callable[[Path, Weights, ExportOptions, CheckImages], tuple[float, str]]
 
 
-def centre_view_of(model: TrainedModel, options: ExportOptions) -> CentreView | None:
+def centre_view_of(weights: Weights, options: ExportOptions) -> CentreView | None:
     """Return the view that is part of the exported network, None where it takes images of its own size."""
     if not options.with_preprocessing:
         return None
-    side = model.describe()["resize_shorter_side"]
+    form = weights.form
     return CentreView(
-        size=model.network.input_hwc[0],
-        shorter_side=side,
-        antialias=model.antialias,
-        bicubic=model.interpolation == "bicubic",
+        size=form.image_hwc[0],
+        shorter_side=form.resized_side,
+        antialias=form.antialias,
+        bicubic=form.interpolation == "bicubic",
     )

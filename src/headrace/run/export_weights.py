@@ -9,25 +9,25 @@ import numpy as np
 from headrace.core.tensor_file import write_safetensors
 from headrace.run.check_images import CheckImages, network_input
 from headrace.run.export_values import TOLERANCES, ExportOptions, Made
-from headrace.run.trained_model import TrainedModel
-from headrace.weights.convert import export_names, flat_weights, load_into
+from headrace.weights.convert import export_names, load_into
 from headrace.weights.onnx_file import compare_logits
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
+from headrace.weights.weights import Weights, flat_weights
 
 
-def safetensors_file(model: TrainedModel, path: Path, options: ExportOptions) -> Made:
-    arrays = _typed(flat_weights(model.params, model.stats), options.dtype)
-    data = write_safetensors(arrays, model.describe())
+def safetensors_file(weights: Weights, path: Path, options: ExportOptions) -> Made:
+    arrays = _typed(flat_weights(*weights.raw), options.dtype)
+    data = write_safetensors(arrays, weights.describe())
     return Made(data=data, more={"names": "headrace"}, remark=f"{len(arrays)} tensors")
 
 
-def torch_names_file(model: TrainedModel, path: Path, options: ExportOptions) -> Made:
-    dialect = model.config.model.model_dialect
-    scheme, found = export_names(model.params, model.stats, options.names, model.step, dialect)
+def torch_names_file(weights: Weights, path: Path, options: ExportOptions) -> Made:
+    dialect = weights.config.model.model_dialect
+    scheme, found = export_names(weights.params, weights.stats, options.names, weights.step, dialect)
     arrays = _typed(found, options.dtype)
     as_torch = path.suffix in (".pth", ".pt")
-    data = write_torch_file(arrays) if as_torch else write_safetensors(arrays, model.describe())
+    data = write_torch_file(arrays) if as_torch else write_safetensors(arrays, weights.describe())
     remark = f"{len(arrays)} tensors under the names of {scheme}"
     if dialect in ("reference", "keras") and scheme in ("torchvision", "timm"):
         remark += (
@@ -43,14 +43,12 @@ def _typed(arrays: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
     return {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in host.items()}
 
 
-def weights_difference(
-    file: Path, model: TrainedModel, options: ExportOptions, images: CheckImages
-) -> tuple[float, str]:
+def weights_difference(file: Path, weights: Weights, options: ExportOptions, images: CheckImages) -> tuple[float, str]:
     """Load the file into the network as --init-from would, every tensor of it, and compare what it computes."""
-    loaded = load_into(model.network, (model.params, model.stats), read_file(file), min_share=1.0)
-    inputs = network_input(images.views(model), model)
-    program = jax.jit(lambda params, stats, x: model.network.apply(params, stats, x, model.context())[0])
-    found, expected = (program(each.params, each.stats, inputs) for each in (loaded, model))
+    loaded = load_into(weights.network, weights.raw, read_file(file), min_share=1.0)
+    inputs = network_input(images.views(weights.form), weights.form)
+    program = jax.jit(lambda params, stats, x: weights.network.apply(params, stats, x, weights.context())[0])
+    found, expected = (program(each.params, each.stats, inputs) for each in (loaded, weights))
     return compare_logits(
-        ("The file", model.network.name), found, expected, TOLERANCES[options.dtype]
+        ("The file", weights.network.name), found, expected, TOLERANCES[options.dtype]
     ), "by loading it again"

@@ -99,7 +99,8 @@ from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
-from headrace.weights.convert import LoadedWeights, table_lines
+from headrace.weights.convert import table_lines
+from headrace.weights.weights import Weights
 
 
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
@@ -340,7 +341,7 @@ class _Prepared:
     dataset: DataSet
     devices: Callable[[], list[Any]]  # starts them, or waits until they have started
     identity: Mapping[str, Any]  # of the dataset
-    adopted: LoadedWeights | None  # weights of a file or another run to start from
+    adopted: Weights | None  # weights of a file or another run to start from
     drawn: Callable[[], tuple[PyTree, PyTree]]  # (params, stats) to start from where there are no others
 
     @property
@@ -393,7 +394,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
 def _first_state(prepared: _Prepared) -> State:
     """Return the state to start from, in host memory; every process gets that of process 0, bit by bit."""
     design, adopted, restored, group = prepared.design, prepared.adopted, prepared.restored, current_group()
-    given = (adopted.params, adopted.stats) if adopted else design.custom.weights
+    given = adopted.raw if adopted else design.custom.weights
     given = given or prepared.drawn()
     if not adopted and not design.custom.weights and not (restored and restored.arrays is not None):
         given = whitened_weights(design, prepared.dataset, given)

@@ -12,6 +12,7 @@ from headrace.config.schema import Data
 from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import local_path
+from headrace.core.units import format_list
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
 from headrace.data.decoding.image_source import decoded_source
 from headrace.data.sets.arrays import ImageSpec
@@ -23,8 +24,9 @@ from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.source import Source, memory_source
 from headrace.model.network import Network
 from headrace.run.network_summary import shape_text
-from headrace.run.trained_model import refuse_other_classes
+from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
+_LISTED = 5  # names of classes in a message
 NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS or name in FOLDER_SETS)
 
 
@@ -97,6 +99,27 @@ def refuse_mismatch(network: Network | None, num_classes: int, info: DataInfo) -
             f"The model has {num_classes} classes, {info.place or info.name} has {info.num_classes}.",
             remedy="Leave num_classes out, or check the folders of the classes.",
         )
+
+
+def refuse_other_classes(info: DataInfo, num_classes: int, class_names: Sequence[str]) -> None:
+    """Refuse data for a network that was trained on other classes, as far as their names are known."""
+    rule = "Labels mean the same classes in training and evaluation."
+    if info.num_classes != num_classes:
+        raise DataError(
+            f"{info.place or info.name} has {info.num_classes} classes, the network {num_classes}.", rule=rule
+        )
+    both = {tuple(class_names), info.class_names}
+    # `class 3` is made up for a class without a name, and can be any class.
+    if not all(any(not name.startswith("class ") for name in names) for names in both) or len(both) == 1:
+        return
+    # Folders of ImageNet have WordNet's numbers as names.
+    if num_classes == IMAGENET_CLASSES and both == {imagenet_names(), imagenet_numbers()}:
+        return
+    raise DataError(
+        f"The classes {format_list(info.class_names, _LISTED)} ({info.place or info.name}) are not those that the "
+        f"model was trained on: {format_list(class_names, _LISTED)}.",
+        rule=rule,
+    )
 
 
 def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:

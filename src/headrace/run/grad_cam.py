@@ -13,7 +13,7 @@ from headrace.core.units import format_percent
 from headrace.data.augmentation.preprocess import preprocess
 from headrace.model.network import Network
 from headrace.run.prediction import read_image
-from headrace.run.trained_model import TrainedModel
+from headrace.weights.weights import Weights
 
 _SIDE = 320  # pixels of each image in the drawing, at least
 _GAP = 12
@@ -47,11 +47,11 @@ def explained_blocks(network: Network) -> tuple[int, ...]:
 class Explainer:
     """Explains predictions of one model; its programs are compiled for the first image."""
 
-    def __init__(self, model: TrainedModel) -> None:
-        self.model = model
-        self.blocks = explained_blocks(model.network)
-        self._logits = jax.jit(lambda x: model.network.apply(model.params, model.stats, x, model.context())[0])
-        self._features = {block: jax.jit(partial(_features_and_slopes, model, block)) for block in self.blocks}
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.blocks = explained_blocks(weights.network)
+        self._logits = jax.jit(lambda x: weights.network.apply(weights.params, weights.stats, x, weights.context())[0])
+        self._features = {block: jax.jit(partial(_features_and_slopes, weights, block)) for block in self.blocks}
 
     def map(self, images: np.ndarray, label: int, block: int) -> np.ndarray:
         """Return the map [h, w] of a block for one class, of one preprocessed image [1, H, W, C], not scaled."""
@@ -60,20 +60,20 @@ class Explainer:
 
     def explain(self, file: Path, class_name: str | None = None) -> Explanation:
         """Explain why an image is of a class, by default of the one that is predicted."""
-        model, names = self.model, self.model.class_names
+        weights, names = self.weights, self.weights.class_names
         if class_name is not None and class_name not in names:
             raise ConfigError(f"There is no class {class_name}.", remedy=did_you_mean(class_name, names))
-        pixels = np.zeros((1, *model.network.input_hwc), np.uint8)
-        if problem := read_image(model, file, pixels[0]):
+        pixels = np.zeros((1, *weights.network.input_hwc), np.uint8)
+        if problem := read_image(weights.form, file, pixels[0]):
             raise DataError(f"Cannot read {file}: {problem}.")
-        images = np.asarray(preprocess(pixels, None, 0, model.preprocess, train=False))
+        images = np.asarray(preprocess(pixels, None, 0, weights.form.preprocess, train=False))
         shares = np.asarray(jax.nn.softmax(self._logits(images)))[0]
         label = names.index(class_name) if class_name is not None else int(shares.argmax())
         order = np.argsort(-shares, kind="stable")[:_BEST]
         maps = {}
         for block in self.blocks:
             found = self.map(images, label, block)
-            maps[model.network.block_names[block]] = found / (found.max() or 1.0)
+            maps[weights.network.block_names[block]] = found / (found.max() or 1.0)
         return Explanation(
             pixels=pixels[0],
             name=names[label],
@@ -84,22 +84,22 @@ class Explainer:
 
 
 def _features_and_slopes(
-    model: TrainedModel, block: int, images: jax.Array, label: jax.Array
+    weights: Weights, block: int, images: jax.Array, label: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the features [h, w, c] of a block, and by how much the logit of a class grows with each."""
-    network, ctx = model.network, model.context()
+    network, ctx = weights.network, weights.context()
 
     def logit(features: jax.Array) -> jax.Array:
-        rest = network.apply_range(block + 1, len(network.blocks), model.params, model.stats, features, ctx)
+        rest = network.apply_range(block + 1, len(network.blocks), weights.params, weights.stats, features, ctx)
         return rest[0][0, label]
 
-    features, _ = network.apply_range(0, block + 1, model.params, model.stats, images, ctx)
+    features, _ = network.apply_range(0, block + 1, weights.params, weights.stats, images, ctx)
     return features[0], jax.grad(logit)(features)[0]
 
 
-def explain(model: TrainedModel, file: Path, class_name: str | None = None) -> Explanation:
+def explain(weights: Weights, file: Path, class_name: str | None = None) -> Explanation:
     """Explain why an image is of a class, by default of the one that is predicted."""
-    return Explainer(model).explain(file, class_name)
+    return Explainer(weights).explain(file, class_name)
 
 
 def overlays(found: Explanation, side: int) -> dict[str, Image.Image]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from headrace.checkpoint.store import load
 from headrace.config.load import override
 from headrace.config.schema import Config
 from headrace.core.files import write_atomic
@@ -22,12 +21,14 @@ from headrace.engine.devices import start_run_devices
 from headrace.report.run_files import IMAGES_FILE
 from headrace.run.calibration import area_under_roc, calibration, notable_images, threshold_table, top_k
 from headrace.run.design import Design, design_run
-from headrace.run.directory import from_saved, read_run
+from headrace.run.directory import read_run
 from headrace.run.prediction import Prediction, read_image, softmax
-from headrace.run.trained_model import EMA, RAW, TrainedModel, load_trained_model
+from headrace.run.read_weights import read_weights
 from headrace.run.validation import only_validating
 from headrace.run.validator import predict_all
 from headrace.telemetry.validation_report import validation_report
+from headrace.weights.input_form import InputForm
+from headrace.weights.weights import EMA, RAW, Weights
 
 _SIDE = 128  # pixels of a thumbnail, at most
 _MOSAIC = 16  # training images in the mosaic
@@ -39,8 +40,7 @@ def write_image_results(run: Path, overrides: Mapping[str, Any] | None = None) -
     The file stays small (a few hundred KB at most): numbers, and thumbnails of some fifty images.
     """
     config = override(read_run(run)[1], {"dry_run_steps": None} | dict(overrides or {})).config
-    model = load_trained_model(run)
-    found, design, train = _predict_validation(model, config)
+    found, design, train = _predict_validation(read_weights(run).only(), config)
     mosaic = _mosaic(design, train) if len(train) else ""
     write_atomic(run / IMAGES_FILE, json.dumps(found.images | {"mosaic": mosaic}).encode())
     return run / IMAGES_FILE
@@ -56,36 +56,36 @@ class Evaluated:
 
 def evaluate_validation(checkpoint: Path, overrides: Mapping[str, object], weights: str) -> Evaluated:
     """Predict the validation images with these weights of a checkpoint: raw, ema, or the label of an average."""
-    resolved = from_saved(load(checkpoint)[1]["config"])
-    config = override(resolved, {"dry_run_steps": None} | dict(overrides)).config
-    model = load_trained_model(checkpoint, weights if weights == EMA else RAW)
-    return _predict_validation(model, config)[0]
+    chosen = read_weights(checkpoint).only(weights if weights == EMA else RAW)
+    assert chosen.resolved is not None
+    config = override(chosen.resolved, {"dry_run_steps": None} | dict(overrides)).config
+    return _predict_validation(chosen, config)[0]
 
 
-def evaluate_files(model: TrainedModel, found: Sequence[Prediction], labels: Sequence[int]) -> Evaluated:
+def evaluate_files(weights: Weights, found: Sequence[Prediction], labels: Sequence[int]) -> Evaluated:
     """Return what predictions of readable files with these classes amount to."""
-    source = _file_source(model, [prediction.file for prediction in found], labels)
-    return _evaluated(model, np.array([prediction.shares for prediction in found], np.float64), source)
+    source = _file_source(weights.form, [prediction.file for prediction in found], labels)
+    return _evaluated(weights, np.array([prediction.shares for prediction in found], np.float64), source)
 
 
-def _evaluated(model: TrainedModel, probabilities: np.ndarray, source: Source) -> Evaluated:
-    facts = {"checkpoint": model.checkpoint.name, "weights": model.weights, "step": model.step}
+def _evaluated(weights: Weights, probabilities: np.ndarray, source: Source) -> Evaluated:
+    facts = {"checkpoint": Path(weights.origin).name, "weights": weights.label, "step": weights.step}
     return Evaluated(
-        images=facts | image_results(probabilities, source, model.class_names),
-        report=report_of(probabilities, source.labels, model.class_names),
+        images=facts | image_results(probabilities, source, weights.class_names),
+        report=report_of(probabilities, source.labels, weights.class_names),
     )
 
 
-def _file_source(model: TrainedModel, files: Sequence[Path], labels: Sequence[int]) -> Source:
+def _file_source(form: InputForm, files: Sequence[Path], labels: Sequence[int]) -> Source:
     """Return image files, read as the model reads them."""
 
     def read_into(indices: np.ndarray, _epoch: np.ndarray | int, out: np.ndarray) -> None:
         for index, image in zip(indices, out, strict=True):
-            read_image(model, files[index], image)
+            read_image(form, files[index], image)
 
     return Source(
         labels=np.array(labels, np.int32),
-        image_hwc=model.network.input_hwc,
+        image_hwc=form.image_hwc,
         num_distinct=len(files),
         read_into=read_into,
         slow=True,
@@ -93,13 +93,13 @@ def _file_source(model: TrainedModel, files: Sequence[Path], labels: Sequence[in
     )
 
 
-def _predict_validation(model: TrainedModel, config: Config) -> tuple[Evaluated, Design, Source]:
+def _predict_validation(weights: Weights, config: Config) -> tuple[Evaluated, Design, Source]:
     """Predict the validation split; return what is said of its images, the design, and the training split."""
     design = design_run(only_validating(config))
     dataset = open_dataset(config.data, config.run.seed)
     devices = start_run_devices(config.run, design.plan.validation.num_devices)
-    logits = predict_all(design, dataset, devices, (model.params, model.stats))
-    return _evaluated(model, softmax(logits), dataset.validation), design, dataset.train
+    logits = predict_all(design, dataset, devices, weights.raw)
+    return _evaluated(weights, softmax(logits), dataset.validation), design, dataset.train
 
 
 def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

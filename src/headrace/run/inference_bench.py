@@ -14,6 +14,7 @@ from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed
 from headrace.engine.devices import run_in_calling_thread, start_run_devices
 from headrace.engine.forward import LOGITS, stored_for_inference
+from headrace.engine.ready import Ready
 from headrace.job import current_group
 from headrace.run.benchmarks import Measured, call_rates, conditions, given_weights, latencies, refuse_less
 from headrace.run.choices import settle
@@ -90,11 +91,10 @@ class _InferenceBench:
 
         with closing(feed), closing(CallReader(wait)) as reader:
             block = feed.next()
-            compiled = self._compile(block)
-            prepared = jax.block_until_ready(compiled.program.prepare(*self._held, block))
+            compiled, ready = self._ready(block)
             ends.append(time.perf_counter())
             for number in range(num_calls):
-                scores = compiled.program(prepared, self._held[1], block)
+                scores = ready(self._held[1], block)
                 # Starts as soon as the scores are there; asked for later, the copy would wait for the next call, which
                 # is launched by then.
                 scores.copy_to_host_async()
@@ -111,18 +111,21 @@ class _InferenceBench:
         seconds = []
         with closing(feed):
             block = feed.next()
-            program = self._compile(self._forward.put(block, "batches")).program
-            prepared = program.prepare(*self._held, self._forward.put(block, "batches"))
+            _, ready = self._ready(self._forward.put(block, "batches"))
             for number in range(num_requests + 1):
                 begin = time.perf_counter()
-                _fetch(program(prepared, self._held[1], self._forward.put(block, "batches")))
+                _fetch(ready(self._held[1], self._forward.put(block, "batches")))
                 seconds.append(time.perf_counter() - begin)
                 if number < num_requests:
                     block = feed.next()
         return seconds[1:]  # the first is a warm-up
 
-    def _compile(self, block: object) -> Compiled:
-        return compiled_from(lambda: self._forward.compile(*self._held, block))
+    def _ready(self, block: object) -> tuple[Compiled, Ready]:
+        """Compile for such a block, and wait for what is computed from the weights alone."""
+        compiled = compiled_from(lambda: self._forward.compile(*self._held, block))
+        ready = Ready.of(compiled.program, *self._held, block)
+        jax.block_until_ready(ready.prepared)
+        return compiled, ready
 
 
 def _fetch(scores: jax.Array) -> None:

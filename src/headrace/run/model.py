@@ -12,15 +12,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from headrace.checkpoint.store import load as read_manifest
-from headrace.checkpoint.store import save
+from headrace.checkpoint.best import BestCheckpoints
+from headrace.checkpoint.store import Checkpoint, refuse_replacing, save
 from headrace.config.field import LOADED
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resolve_code
 from headrace.config.schema import Config
@@ -35,6 +35,7 @@ from headrace.data.sets.catalog import numbered_classes
 from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import LossFunction
+from headrace.engine.precision import make_precision
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group, join_job
 from headrace.model.network import Network
@@ -45,7 +46,7 @@ from headrace.run.callbacks import Callback, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Metrics
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
-from headrace.run.directory import from_saved, saved_form
+from headrace.run.directory import checkpoints_of, from_saved, saved_form
 from headrace.run.export_formats import export_model, format_of
 from headrace.run.export_values import ExportOptions
 from headrace.run.fit import resume as resume_run
@@ -80,37 +81,16 @@ from headrace.run.model_inputs import (
     unfitted_spec,
     without_data,
 )
-from headrace.run.named_model import load_file, load_named, pixels_of_weights
+from headrace.run.named_weights import load_file, load_named, pixels_of_weights
 from headrace.run.network_summary import Report, Summary, network_summary, shape_text
 from headrace.run.prediction import Predictions, find_images, logits_of, predict, softmax
+from headrace.run.read_weights import find_checkpoint, form_in, weights_in
 from headrace.run.run_result import RunResult
-from headrace.run.start_weights import Loaded, load_weights, refuse_replacing
-from headrace.run.trained_model import (
-    AUTO,
-    EMA,
-    RAW,
-    TrainedModel,
-    best_validated,
-    find_weights,
-    input_form,
-    origin_of,
-    preprocess_of,
-    resizing_of,
-)
 from headrace.run.validator import Validator, predict_all
 from headrace.telemetry.validation_report import validation_report
+from headrace.weights.input_form import InputForm
 from headrace.weights.named import facts_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    """The weights of a model that was fitted or loaded."""
-
-    weights: State  # params, stats and, when it is kept, ema; in host memory
-    step: int
-    epoch: float
-    origin: str  # for messages and exported descriptions
-    better: str = RAW  # of raw and ema, by the validation
+from headrace.weights.weights import AUTO, EMA, RAW, Weights
 
 
 class Model:
@@ -154,20 +134,20 @@ class Model:
         self._options = full_names(options, network is not None and not isinstance(network, str))
         if network is None or isinstance(network, str):
             self._options |= {} if network is None else {"model_name": network}
-            self.config = self._resolve(self._options, aloud=True).config
+            self._resolved = self._resolve(self._options, aloud=True)
             self._fixed_shape = input_shape is not None
             self._spec = unfitted_spec(self.config, input_shape, num_classes, class_names)
         else:
             made = make_network(network, input_shape, num_classes, name)
             self._options, self._code_network = check_custom_options(self._options, made), made
-            self.config = self._resolve(self._options).config
+            self._resolved = self._resolve(self._options)
             # Needed before the plan below, which names blocks.
             self._code_network = made.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
             self._network, self._fixed_shape = self._code_network, True
             names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
             self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
         self._carried: Mapping[str, Any] = {}  # the options of the run that it was loaded from
-        self._trained: _Trained | None = None
+        self._weights: Weights | None = None
         self._measured = CustomParts()  # loss and metrics of the last fit
         self._last_options = without_data(self._options)  # those of the last fit, without what names its data
         self._num_samples = (0, 0)  # of the last fit: training, validation
@@ -180,10 +160,15 @@ class Model:
         known = self._network is not None or self._fixed_shape  # else the data decides
         what = f"{shape_text(spec.image_hwc)} images, " if known and spec.image_hwc[0] else ""
         what += f"{spec.num_classes} classes, " if spec.num_classes else ""
-        state = f"step {self._trained.step} of {self._trained.origin}" if self._trained else "not trained"
-        if not self._trained and self._weights_from:
+        state = f"step {self._weights.step} of {self._weights.origin}" if self._weights else "not trained"
+        if not self._weights and self._weights_from:
             state = f"weights from {self._weights_from}"
         return f"Model({name}: {what}{state})"
+
+    @property
+    def config(self) -> Config:
+        """The options, by section: those of the last fit, or those that the model was made with."""
+        return self._resolved.config
 
     @property
     def network(self) -> Network:
@@ -207,12 +192,12 @@ class Model:
     @property
     def params(self) -> dict[str, Any] | None:
         """The weights as {block: tree}, None before the first fit or load. A Flax block keeps Flax's tree."""
-        return self._trained.weights["params"] if self._trained else None
+        return self._weights.params if self._weights else None
 
     @property
     def stats(self) -> dict[str, Any] | None:
         """The running statistics as {block: tree}, None before the first fit or load."""
-        return self._trained.weights["stats"] if self._trained else None
+        return self._weights.stats if self._weights else None
 
     @join_job()  # a program that headrace launch, torchrun, mpirun or Kubernetes started several times
     def fit(
@@ -275,24 +260,27 @@ class Model:
         self._remember(design)
         if result.state is not None:
             epoch = result.step / design.plan.steps.updates_per_epoch
-            origin = result.directory.name
-            self._trained = _Trained(weights=_kept(result.state), step=result.step, epoch=epoch, origin=origin)
+            found = _on_host(result.state, self.network, result.directory.name)
+            self._weights = replace(found, step=result.step, epoch=epoch)
         return result
 
     def _take_best(self, result: RunResult) -> None:
         """Take the weights of a run's best validation, as the commands do; without one, those after the last step."""
-        trained, group = self._trained, current_group()
-        best = group.broadcast(group.on_first_process(lambda: best_validated(result.directory)))
-        if trained is None or result.state is None or best is None:
+        trained, group = self._weights, current_group()
+        if trained is None or result.state is None:
             return
-        better, step = best["weights"], best["step"]
-        # The best checkpoint is read back only if it is not the state that the run ended with, which is in memory.
+        # Process 0 reads it, as only that one can see the run's files.
+        best = group.on_first_process(BestCheckpoints(checkpoints_of(result.directory)).read_first_good)
+        facts = group.broadcast(best and {"better": best[0].weights, "step": best[1].manifest["step"]})
+        if facts is None:
+            return
+        better, step = facts["better"], facts["step"]
+        # It is taken only if it is not the state that the run ended with, which is in memory.
         if step != trained.step:
-            path = Path(best["path"])
-            read = group.on_first_process(lambda: load_weights(path, self.network, self.config).weights)
-            weights = group.broadcast_arrays(read or trained.weights)
-            trained = replace(trained, weights=weights, step=step, epoch=trained.epoch * step / trained.step)
-        self._trained = replace(trained, better=better)
+            read = weights_in(best[1], better, self.network) if best else trained
+            trained = replace(trained, **group.broadcast_arrays(_arrays(read)), step=step)
+            trained = replace(trained, epoch=trained.epoch * step / result.step)
+        self._weights = replace(trained, better=better)
 
     def _training_parts(
         self, data: object, labels: object, validation_data: object, options: dict[str, Any]
@@ -302,7 +290,7 @@ class Model:
         of_run = {name: LOADED for name, value in self._carried.items() if options.get(name) == value}
         known = {name: origin for name, origin in of_run.items() if name in resolved.origins}
         resolved = replace(resolved, origins={**resolved.origins, **known})
-        return resolved, replace(custom, weights=self._float32_weights())
+        return resolved, replace(custom, weights=self._weights and self._weights.raw)
 
     def _data_parts(
         self, data: object, labels: object, validation_data: object, options: dict[str, Any]
@@ -319,7 +307,7 @@ class Model:
             return self._resolve(options, by_code=True), parts
         assert given.arrays is not None
         images, labels = given.arrays
-        if self._trained is None or not self._trained.step:
+        if self._weights is None or not self._weights.step:
             options = pixels_of_weights(self._facts, images, options) | options
         spec = self._spec if self._network else array_spec(self._spec, images, labels)
         # What an earlier fit found of other arrays is open again: these decide it.
@@ -392,9 +380,9 @@ class Model:
         if paths is None:
             shares = softmax(self.logits(images, weights=weights))
             return Predictions(shares.astype(np.float32), self.class_names)
-        files, model = self._with_files(paths, weights)
+        files, chosen = self._with_files(paths, weights)
         shares = np.full((len(files), self.network.num_classes), np.nan, np.float32)
-        found = list(predict(model, files, self.network.num_classes, positive(batch_size, "batch_size")))
+        found = list(predict(chosen, files, self.network.num_classes, positive(batch_size, "batch_size")))
         for row, prediction in zip(shares, found, strict=True):
             for number, share in prediction.best:
                 row[number] = share
@@ -405,8 +393,8 @@ class Model:
         self._load_given_weights()
         paths = image_paths(images)
         if paths is not None:
-            files, model = self._with_files(paths, weights)
-            return logits_of(model, files)
+            files, chosen = self._with_files(paths, weights)
+            return logits_of(chosen, files)
         config = self._resolve(self._evaluation_options(), by_code=True).config
         if not hasattr(images, "__len__"):
             raise ConfigError(
@@ -418,11 +406,11 @@ class Model:
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
 
-    def _with_files(self, paths: Sequence[Path], weights: str) -> tuple[list[Path], TrainedModel]:
-        """Return the image files among paths and folders, and the network for them, with a device started."""
-        files, model = find_images(paths), self._as_trained(weights, "predict with")
+    def _with_files(self, paths: Sequence[Path], which: str) -> tuple[list[Path], Weights]:
+        """Return the image files among paths and folders, and the weights for them, with a device started."""
+        files, weights = find_images(paths), self._usable(which, "predict with")
         start_devices(self.config.run.platform, 1)
-        return files, model
+        return files, weights
 
     def find_learning_rate(
         self,
@@ -479,10 +467,11 @@ class Model:
             "config": saved_form(self._resolve(saved, by_code=True), custom.record()),
             "class_names": list(self.class_names),
             "better": trained.better,
-            "input": input_form(dataset.info, self.config),
+            "input": InputForm.of_data(dataset.info, self.config).saved(),
             "elapsed_seconds": 0.0,
         }
-        return save(path.parent, path.name, flatten_named(trained.weights), manifest)
+        stored = make_precision(self.config.numerics, self.config.batch).weight_dtype
+        return save(path.parent, path.name, flatten_named(trained.state(stored)), manifest)
 
     def export(
         self,
@@ -500,14 +489,14 @@ class Model:
         bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16.
         """
         self._load_given_weights()
-        model, path = self._as_trained(weights, "export"), local_path(path)
+        chosen, path = self._usable(weights, "export"), local_path(path)
         kind = format or format_of(path)
         if not current_group().is_first:
             return path
         start_devices(self.config.run.platform, 1)
         given = "float" if self._spec.image_dtype == "float32" else "uint8"
         options = ExportOptions(format=kind, input=given, dtype=dtype, with_preprocessing=with_preprocessing)
-        return export_model(model, path, options).path
+        return export_model(chosen, path, options).path
 
     @classmethod
     def load(
@@ -517,8 +506,8 @@ class Model:
 
         `network` is the one of a run whose network was given by code; `options` are added to those of the run.
         """
-        checkpoint, _ = find_weights(local_path(path))
-        manifest = read_manifest(checkpoint)[1]
+        checkpoint, better = find_checkpoint(local_path(path))
+        manifest = checkpoint.manifest
         made = network if network is None or isinstance(network, Network) else None
         parts = ("network",) if network is not None else ()
         saved = from_saved(manifest["config"], given=parts, needed=("network",))
@@ -535,30 +524,26 @@ class Model:
             model = cls(network, config="none", **classes, **shape, **kept | options)
         asked = full_names(options, network is not None)
         model._carried = {name: value for name, value in kept.items() if name not in asked}
-        return model.load_weights(path)
+        return model._take(checkpoint, better)
 
     def load_weights(self, path: str | Path) -> "Model":
         """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
-        checkpoint, better = find_weights(local_path(path))
-        manifest = read_manifest(checkpoint)[1]
-        names, form = tuple(manifest.get("class_names", ())), manifest.get("input") or {}
+        return self._take(*find_checkpoint(local_path(path)))
+
+    def _take(self, checkpoint: Checkpoint, better: str) -> "Model":
+        names, form = tuple(checkpoint.manifest.get("class_names", ())), form_in(checkpoint)
         if self._network is None and names and form:
-            height, width, channels = form["image_hwc"]
-            self._network = build_network(self.config.model, len(names), (height, width, channels))
-        loaded: Loaded = load_weights(checkpoint, self.network, self.config)
-        origin = origin_of(checkpoint)
-        self._trained = _Trained(
-            weights=loaded.weights, step=loaded.step, epoch=loaded.epoch, origin=origin, better=better
-        )
+            self._network = build_network(self.config.model, len(names), form.image_hwc)
+        loaded = self._weights = weights_in(checkpoint, better, self.network)
         self._spec = replace(
             self._spec,
             image_hwc=self.network.input_hwc,
             num_classes=self.network.num_classes,
             class_names=self._spec.class_names or loaded.class_names,
-            image_dtype=loaded.custom.get("image_dtype", "uint8" if form else ""),
-            normalization=form.get("normalization", loaded.custom.get("normalization", "")),
-            channel_mean=tuple(form.get("mean", loaded.custom.get("channel_mean", ()))),
-            channel_std=tuple(form.get("std", loaded.custom.get("channel_std", ()))),
+            image_dtype=loaded.image_dtype,
+            normalization=form.normalization if form else "",
+            channel_mean=form.mean if form else (),
+            channel_std=form.std if form else (),
         )
         return self
 
@@ -611,22 +596,22 @@ class Model:
         """Return which weights are meant: auto are the better ones."""
         if weights != AUTO:
             return weights
-        return self._trained.better if self._trained else RAW
+        return self._weights.better if self._weights else RAW
 
     def _state(self, design: Design, weights: str) -> State:
         """Return the state to evaluate; refuse weights that the model does not have."""
         possible = (RAW, EMA) if self.config.learning.ema_decay > 0 else (RAW,)
-        if self._trained:
-            possible = tuple(evaluated_weights(self._trained.weights))
+        if self._weights:
+            possible = tuple(self._weights.sets())
         refuse_weights(weights, possible)
-        if self._trained:
-            return self._trained.weights
+        if self._weights:
+            return self._weights.state(design.precision.weight_dtype)
         _devices(design)  # before anything else uses JAX: virtual devices may have to be created
         return starting_state(design)
 
     def _load_given_weights(self) -> None:
         """Read the file of weights that the model was made with, where no fit has done so."""
-        if self._trained is not None or self._weights_from is None:
+        if self._weights is not None or self._weights_from is None:
             return
         path = Path(self._weights_from).expanduser()
         if path.is_dir():
@@ -637,49 +622,40 @@ class Model:
         else:
             shape = zip(("image_size", "num_channels"), self._spec.image_hwc[1:], strict=True)
             asked = self._options | (dict(shape) if self._fixed_shape else {})
-            named = load_named(self._weights_from, asked, self._spec.num_classes)
-            model, loaded, known = named.model, named.loaded, self._spec.class_names
-            _say((line for line in named.remarks if line.startswith("warning")), self.config)
-            self._network, form = model.network, model.preprocess
+            loaded = load_named(self._weights_from, asked, self._spec.num_classes)
+            known, form = self._spec.class_names, loaded.form
+            _say((line for line in loaded.remarks if line.startswith("warning")), self.config)
+            self._network = loaded.network
             self._spec = ImageSpec(
-                image_hwc=model.network.input_hwc,
-                num_classes=model.network.num_classes,
-                class_names=known or model.class_names,
+                image_hwc=loaded.network.input_hwc,
+                num_classes=loaded.network.num_classes,
+                class_names=known or loaded.class_names,
                 image_dtype="uint8",
                 normalization=form.normalization,
                 channel_mean=form.mean,
                 channel_std=form.std,
             )
-        weights = {"params": loaded.params, "stats": loaded.stats}
-        self._trained = _Trained(weights=weights, step=0, epoch=0.0, origin=path.name)
+        self._weights = replace(loaded, origin=path.name)
 
-    def _as_trained(self, weights: str, verb: str) -> TrainedModel:
-        """Return the network with its weights, ready to predict and to export."""
+    def _usable(self, which: str, verb: str) -> Weights:
+        """Return one set of the weights, ready to predict and to export."""
         trained, spec = self._need_weights(verb), self._known_spec()
-        possible, weights = evaluated_weights(trained.weights), self._chosen(weights)
-        refuse_weights(weights, tuple(possible))
-        params, stats = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), possible[weights])
+        chosen = self._chosen(which)
+        refuse_weights(chosen, tuple(trained.sets()))
         info = array_dataset(self.config.data, spec, None, None).info
-        form = input_form(info, self.config)
-        return TrainedModel(
-            checkpoint=Path(trained.origin),
-            weights=weights,
-            step=trained.step,
-            epoch=trained.epoch,
-            config=self.config,
-            network=self.network,
-            params=params,
-            stats=stats,
+        return replace(
+            trained.only(chosen),
+            label=chosen,
             class_names=self.class_names,
-            preprocess=preprocess_of(form, self.config.run.seed, self.network.input_hwc),
-            **resizing_of(form),
-            names_dataset=False,
+            input_form=InputForm.of_data(info, self.config),
+            resolved=self._resolved,
+            by_code=frozenset({"dataset"}),
         )
 
     def _remember(self, design: Design) -> None:
-        info = design.info
-        self._network, self.config = self._code_network or design.network, design.config
-        self._spec = spec_of(info)
+        self._network = self._code_network or design.network
+        self._resolved = replace(self._resolved, config=design.config)
+        self._spec = spec_of(design.info)
 
     def _known_spec(self) -> ImageSpec:
         """Return what images must be, with ImageNet's normalization where no training has decided it."""
@@ -687,15 +663,10 @@ class Model:
         decided = spec.normalization or self._code_network is not None
         return spec if decided else normalised_spec(spec, self.config.data)
 
-    def _float32_weights(self) -> tuple[Any, Any] | None:
-        if self._trained is None:
-            return None
-        return jax.tree.map(lambda a: np.asarray(a, np.float32), (self.params, self.stats))
-
-    def _need_weights(self, verb: str) -> _Trained:
-        if self._trained is None:
+    def _need_weights(self, verb: str) -> Weights:
+        if self._weights is None:
             raise ConfigError(f"There is nothing to {verb} yet.", remedy="Call fit or load first.")
-        return self._trained
+        return self._weights
 
 
 def _say(lines: Iterable[str], config: Config) -> None:
@@ -709,7 +680,18 @@ def _devices(design: Design) -> list[Any]:
     return start_run_devices(design.config.run, design.plan.num_devices, design.plan.num_processes)
 
 
-def _kept(state: State) -> State:
-    """Return the weights of a state, copied to host memory."""
+def _on_host(state: State, network: Network, origin: str) -> Weights:
+    """Return the weights of a state as a value, float32 in host memory."""
     kept = {key: state[key] for key in ("params", "stats", "ema") if key in state}
-    return jax.device_get(jax.tree.map(lambda leaf: readable(leaf) if isinstance(leaf, jax.Array) else leaf, kept))
+    host = jax.device_get(jax.tree.map(lambda leaf: readable(leaf) if isinstance(leaf, jax.Array) else leaf, kept))
+    return Weights(
+        network=network,
+        params=jax.tree.map(lambda w: w.astype(np.float32, copy=False), host["params"]),
+        stats=host["stats"],
+        ema=(host["ema"]["params"], host["ema"]["stats"]) if "ema" in host else None,
+        origin=origin,
+    )
+
+
+def _arrays(weights: Weights) -> dict[str, Any]:
+    return {"params": weights.params, "stats": weights.stats, "ema": weights.ema}

@@ -19,7 +19,9 @@ from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, PROBABILITIES, EvalSpec, Reducer, WholeForward
-from headrace.run.trained_model import TrainedModel
+from headrace.engine.ready import outputs
+from headrace.weights.input_form import InputForm
+from headrace.weights.weights import Weights
 
 _SHOWN, _CLASSES = 10, 3  # images and classes in a text
 
@@ -144,10 +146,10 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def predict(
-    model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_size: int = 32, *, keep_shares: bool = False
+    weights: Weights, files: Sequence[Path], top_k: int = 5, batch_size: int = 32, *, keep_shares: bool = False
 ) -> Iterator[Prediction]:
     """Yield a prediction for every file, in order."""
-    for file, problem, share in _outputs(model, files, batch_size, PROBABILITIES):
+    for file, problem, share in _outputs(weights, files, batch_size, PROBABILITIES):
         if problem:
             yield Prediction(file=file, problem=problem)
             continue
@@ -159,10 +161,10 @@ def predict(
         )
 
 
-def logits_of(model: TrainedModel, files: Sequence[Path], batch_size: int = 32) -> np.ndarray:
+def logits_of(weights: Weights, files: Sequence[Path], batch_size: int = 32) -> np.ndarray:
     """Return the logits [N, classes] of files, in order; one that cannot be read is refused."""
     rows = []
-    for file, problem, row in _outputs(model, files, batch_size, LOGITS):
+    for file, problem, row in _outputs(weights, files, batch_size, LOGITS):
         if problem:
             raise DataError(
                 f"{file}: {problem.rstrip('.')}.",
@@ -174,24 +176,24 @@ def logits_of(model: TrainedModel, files: Sequence[Path], batch_size: int = 32) 
 
 
 def _outputs(
-    model: TrainedModel, files: Sequence[Path], batch_size: int, reducer: Reducer
+    weights: Weights, files: Sequence[Path], batch_size: int, reducer: Reducer
 ) -> Iterator[tuple[Path, str, np.ndarray]]:
     """Yield (file, why it cannot be read, output); batches all have one size, so one program is compiled."""
     size = min(batch_size, len(files))
-    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model, reducer))
-    weights, program, prepared = forward.place((model.params, model.stats)), None, None
+    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(weights, reducer))
+    batches = [files[first : first + size] for first in range(0, len(files), size)]
+    form, problems = weights.form, list[list[str]]()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for first in range(0, len(files), size):
-            chosen = files[first : first + size]
-            # Always of the full size: the last batch is padded with black images, and needs no second program.
-            images = np.zeros((size, *model.network.input_hwc), np.uint8)
-            problems = list(pool.map(lambda pair: read_image(model, *pair), zip(chosen, images, strict=False)))
-            block = forward.put({"images": images[None]}, "batches")
-            if program is None:
-                program = forward.compile(weights, None, block)
-                prepared = program.prepare(weights, None, block)
-            outputs = np.asarray(program(prepared, None, block))[0]
-            yield from zip(chosen, problems, outputs, strict=False)
+
+        def blocks() -> Iterator[Any]:
+            for batch in batches:
+                # Always of the full size: the last batch is padded with black images, and needs no second program.
+                images = np.zeros((size, *form.image_hwc), np.uint8)
+                problems.append(list(pool.map(lambda pair: read_image(form, *pair), zip(batch, images, strict=False))))
+                yield forward.put({"images": images[None]}, "batches")
+
+        for batch, output in zip(batches, outputs(forward, weights.raw, blocks()), strict=True):
+            yield from zip(batch, problems.pop(), np.asarray(output)[0], strict=False)
 
 
 def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
@@ -201,32 +203,32 @@ def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
     return [number for number in found if number is not None] if None not in found else []
 
 
-def _forward_spec(model: TrainedModel, reducer: Reducer) -> EvalSpec:
-    spec = model.preprocess  # and not the model: with its weights in it, no program would be the same as another
+def _forward_spec(weights: Weights, reducer: Reducer) -> EvalSpec:
+    spec = weights.form.preprocess  # and not the value: with weights in it, no program would be the same as another
 
     def fetch(_resident: object, batch: dict[str, Any]) -> tuple[Any, None]:
         return preprocess(batch["images"], None, 0, spec, train=False), None
 
     return EvalSpec(
-        network=model.network,
+        network=weights.network,
         fetch=fetch,
         compute_dtype=jnp.float32,
         num_replicas=1,
-        matmul_precision=model.config.numerics.matmul_precision,
-        stable_norm=model.config.model.stable_norm,
+        matmul_precision=weights.config.numerics.matmul_precision,
+        stable_norm=weights.config.model.stable_norm,
         reducer=reducer,
     )
 
 
-def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
-    """Decode an image into `out` as the model's validation does; return what is wrong with it, or nothing."""
-    height, _, channels = model.network.input_hwc
+def read_image(form: InputForm, path: Path, out: np.ndarray) -> str:
+    """Decode an image into `out` as validation does; return what is wrong with it, or nothing."""
+    height, _, channels = form.image_hwc
     view = ViewSpec(
         size=height,
         channels=channels,
-        shorter_side=model.shorter_side,
-        antialias=model.antialias,
-        bicubic=model.interpolation == "bicubic",
+        shorter_side=form.shorter_side,
+        antialias=form.antialias,
+        bicubic=form.interpolation == "bicubic",
     )
     try:
         decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, view, out, None)

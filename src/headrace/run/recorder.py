@@ -38,7 +38,6 @@ from headrace.run.expected_time import Forecast
 from headrace.run.memory_advice import measured_memory
 from headrace.run.restored import Past, Restored, score_of
 from headrace.run.run_result import RunResult
-from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
 from headrace.run.validator import Started, Validator
 from headrace.telemetry.bottleneck import Measured, verdict
@@ -48,6 +47,7 @@ from headrace.telemetry.model_verdict import Losses, model_verdict
 from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, TrainRecord, ValidationRecord, best_validation
 from headrace.telemetry.sinks import Sinks
 from headrace.telemetry.validation_report import report_file, validation_report, write_report
+from headrace.weights.input_form import InputForm
 
 
 def utc_now() -> str:
@@ -558,7 +558,7 @@ class RunRecorder:
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
             "dataset": self.dataset_identity,
-            "input": input_form(self._design.info, self._resolved.config),
+            "input": InputForm.of_data(self._design.info, self._resolved.config).saved(),
             "elapsed_seconds": self.elapsed,
             "unlogged": self.totals.unlogged.to_dict(),
             "epoch_sums": self._epoch_sums.to_dict(),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint
-from headrace.checkpoint.store import checkpoint_name, load, newest_good
+from headrace.checkpoint.store import checkpoint_name, read_newest
 from headrace.config.field import CHOSEN, normalise_name, option_names
 from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
@@ -68,19 +68,19 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
 
     `earlier_place` held the checkpoints so far: where a resume names another directory, that one is empty at first.
     """
-    found, damaged = newest_good(directory.checkpoints)
+    found, damaged = read_newest(directory.checkpoints)
     # Only if the new place is empty: a damaged checkpoint there belongs to this run, and older ones elsewhere must not
     # win.
     if found is None and not damaged:
-        found, damaged = newest_good(earlier_place)
+        found, damaged = read_newest(earlier_place)
     if found is None:
         _refuse_lost(directory, damaged)
         return Restored(directory=directory, notes=("No checkpoint was saved yet: the run starts from the beginning.",))
-    arrays, manifest = load(found)
+    manifest = found.manifest
     return Restored(
         directory=directory,
         step=manifest["step"],
-        arrays=arrays,
+        arrays=found.arrays,
         elapsed_seconds=manifest["elapsed_seconds"],
         unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
         epoch_sums=Unlogged.from_dict(manifest.get("epoch_sums", {})),

@@ -15,7 +15,7 @@ from headrace.report.curves import Curves
 from headrace.report.run_files import best_report
 from headrace.report.run_summary import read_summary
 from headrace.run.directory import checkpoints_of
-from headrace.run.trained_model import find_weights
+from headrace.run.read_weights import find_checkpoint
 from headrace.telemetry.model_verdict import never_recognized
 from headrace.telemetry.records import (
     Record,
@@ -89,7 +89,7 @@ class RunResult:
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best validation, or the newest without one; None when none is kept."""
         try:
-            return find_weights(checkpoints_of(self.directory))[0]
+            return find_checkpoint(checkpoints_of(self.directory))[0].path
         except CheckpointError:
             return None
 

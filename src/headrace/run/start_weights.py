@@ -1,37 +1,31 @@
 """The weights that a run starts from: drawn, of a file, of a checkpoint or of a named network."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 
-from headrace.checkpoint.store import MANIFEST_FILE, load, restore_tree, weight_tensors
-from headrace.config.schema import Config
+from headrace.checkpoint.store import weight_tensors
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 from headrace.core.tree import PyTree
 from headrace.data.augmentation.preprocess import preprocess, preprocess_spec
 from headrace.data.dataset import DataSet
-from headrace.engine.precision import make_precision
-from headrace.engine.state import State
-from headrace.model.custom_block import weights_like
-from headrace.model.network import Network
 from headrace.model.whitening import first_convolution, whitened
 from headrace.run.design import Design
-from headrace.run.directory import RunDirectory, custom_parts
-from headrace.run.trained_model import find_weights
-from headrace.weights.convert import LoadedWeights, load_into
+from headrace.run.directory import RunDirectory
+from headrace.run.read_weights import find_checkpoint
+from headrace.weights.convert import load_into
 from headrace.weights.named import find_file, is_path
 from headrace.weights.weight_file import ForeignWeights, read_file
+from headrace.weights.weights import EMA, RAW, Weights
 
 TABLE_FILE = "init.json"
 
 
-def adopt_weights(design: Design) -> LoadedWeights | None:
+def adopt_weights(design: Design) -> Weights | None:
     """Return the weights that the option names, or None without it, or where code gives others. Nothing is written."""
     options = design.config.weights
     if options.weights is None or design.custom.weights is not None:
@@ -63,69 +57,31 @@ def whitened_weights(design: Design, dataset: DataSet, weights: tuple[PyTree, Py
     return whitened(design.network, params, batches, len(chosen)), stats
 
 
-def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
+def write_table(directory: RunDirectory, adopted: Weights) -> None:
     """Store in the run's directory what became of every tensor."""
+    loading = adopted.loading
     content = {
-        "source": adopted.source,
-        "names": adopted.scheme,
-        "prefixes": list(adopted.prefixes),
-        "loaded_share": adopted.share,
-        "used_share": adopted.used_share,
-        "tensors": [asdict(tensor) for tensor in adopted.statuses],
-        "left_over": list(adopted.unused),
+        "source": adopted.origin,
+        "names": loading.scheme,
+        "prefixes": list(loading.prefixes),
+        "loaded_share": loading.share,
+        "used_share": loading.used_share,
+        "tensors": [asdict(tensor) for tensor in loading.statuses],
+        "left_over": list(loading.unused),
     }
     write_atomic(directory.path / TABLE_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _read_checkpoint(path: Path, ema: bool) -> ForeignWeights:
     """Return the weights of a Headrace checkpoint, or of a run's best one."""
-    checkpoint, _ = find_weights(path)
+    checkpoint, _ = find_checkpoint(path)
     # Only the weights: the optimizer's state belongs to the other run's steps, and is left there.
-    chosen = weight_tensors(load(checkpoint)[0], "ema" if ema else "raw")
+    chosen = weight_tensors(checkpoint.arrays, EMA if ema else RAW)
     if ema and not chosen:
         raise CheckpointError(
-            f"{checkpoint} holds no averaged weights.", remedy="Leave --init-ema out, or average: headrace average."
+            f"{checkpoint.path} holds no averaged weights.",
+            remedy="Leave --init-ema out, or average: headrace average.",
         )
     return ForeignWeights(
-        source=str(checkpoint), arrays={name: array.astype(np.float32) for name, array in chosen.items()}
+        source=str(checkpoint.path), arrays={name: array.astype(np.float32) for name, array in chosen.items()}
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """The weights of a checkpoint (params, stats, and ema where it has one) and what its manifest says."""
-
-    weights: State
-    step: int
-    epoch: float
-    class_names: tuple[str, ...]
-    custom: Mapping[str, Any] = field(default_factory=dict)  # the form of data given by code
-
-
-def load_weights(path: Path, network: Network, config: Config) -> Loaded:
-    """Read a checkpoint into the number format of a configuration's precision."""
-    arrays, manifest = load(path)
-    dtype = make_precision(config.numerics, config.batch).weight_dtype
-    arrays = {name: a.astype(dtype) if name.startswith("params/") else a for name, a in arrays.items()}
-    params, stats = weights_like(network)
-    stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
-    weights = {"params": restore_tree(arrays, stored, "params"), "stats": restore_tree(arrays, stats, "stats")}
-    if any(name.startswith("ema/") for name in arrays):
-        weights["ema"] = restore_tree(arrays, {"params": params, "stats": stats}, "ema")
-    return Loaded(
-        weights=weights,
-        step=manifest["step"],
-        epoch=manifest.get("epoch", 0.0),
-        class_names=tuple(manifest.get("class_names", ())),
-        custom=custom_parts(manifest.get("config", {})) or {},
-    )
-
-
-def refuse_replacing(path: Path) -> None:
-    """Refuse to overwrite something that is not a checkpoint."""
-    if path.exists() and not (path / MANIFEST_FILE).is_file():
-        raise CheckpointError(
-            f"{path} exists and is not a checkpoint.",
-            rule="A checkpoint is a directory with a manifest.json.",
-            remedy="Choose another name.",
-        )

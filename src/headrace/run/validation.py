@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from headrace.checkpoint.best import BestCheckpoints
-from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of, verify
+from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, read, read_newest, step_of, verify
 from headrace.config.load import NO_RECIPE, Resolved, override, resolve
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
@@ -25,11 +25,13 @@ from headrace.rows.row import Metric
 from headrace.run.choices import definition_remarks, with_choices, with_definition
 from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import from_saved, layout, read_run, saved_form
+from headrace.run.given_data import refuse_other_classes
 from headrace.run.memory_advice import advise_on_memory
+from headrace.run.read_weights import weights_in
 from headrace.run.start_weights import adopt_weights
-from headrace.run.trained_model import refuse_other_classes
 from headrace.run.validator import Validator
 from headrace.telemetry.validation_report import validation_report, write_report
+from headrace.weights.weights import RAW, Weights
 
 ALL, LAST, BEST = "all", "last", "best"
 
@@ -87,27 +89,27 @@ def validate(
         for checkpoint in checkpoints:
             reader = partial(_read, design, checkpoint, alone=len(checkpoints) == 1)
             read = group.on_first_process(partial(_read_named, design) if path is None else reader)
-            manifest = group.broadcast(read and read.facts)
-            if problem := manifest.get("problem"):
+            facts = group.broadcast(read and _facts_of(read, checkpoint))
+            if problem := facts.get("problem"):
                 # The other processes cannot see the file: whether it is there is part of what process 0 tells them.
-                if manifest["is_there"]:  # a run that is still training may have deleted it meanwhile
+                if facts["is_there"]:  # a run that is still training may have deleted it meanwhile
                     yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=problem)
                 continue
-            weights = group.broadcast_arrays(read.weights if read else _blank(design, manifest))
-            label = manifest["weights"]
+            weights = read if isinstance(read, Weights) else _blank(design, facts)
+            state = group.broadcast_arrays(weights.state(_stored_type(design, weights)))
             if not num_good:
-                validator.compile(weights)
+                validator.compile(state)
             num_good += 1
-            results = validator.finish(validator.start(weights))
-            results = {label if name == "raw" else name: result for name, result in results.items()}
+            results = validator.finish(validator.start(state))
+            results = {weights.label if name == RAW else name: result for name, result in results.items()}
             reports = {name: validation_report(sums, design.info.class_names) for name, (sums, _) in results.items()}
             report_file = report_dir / f"{checkpoint.name}.json" if report_dir else None
             if report_file is not None:
                 write_report(report_file, {"checkpoint": str(checkpoint), "options": given} | reports)
             yield Validated(
                 checkpoint=checkpoint,
-                step=manifest["step"],
-                epoch=manifest["epoch"],
+                step=weights.step,
+                epoch=weights.epoch,
                 reports=reports,
                 seconds={name: seconds for name, (_, seconds) in results.items()},
                 report_file=report_file,
@@ -119,56 +121,58 @@ def validate(
         raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """A checkpoint's weights, and the facts that the other processes need: `problem` where it cannot be used."""
-
-    weights: dict[str, Any]
-    facts: dict[str, Any]
-
-
-def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
-    """Read a checkpoint's weights; a damaged one is an error only where it is the only one."""
+def _read(design: Design, checkpoint: Path, *, alone: bool) -> Weights | str:
+    """Read a checkpoint's weights, or say why it cannot be used; that is an error only where it is the only one."""
     try:
-        arrays, manifest = load(checkpoint)
+        found = read(checkpoint)
     except CheckpointError as error:
         if alone:
             raise
-        return _Read(weights={}, facts={"problem": error.problem, "is_there": checkpoint.exists()})
-    if names := manifest.get("class_names"):
+        return error.problem
+    if names := found.manifest.get("class_names"):
         refuse_other_classes(design.info, len(names), names)
-    facts = {
-        "step": manifest["step"],
-        "epoch": manifest["epoch"],
-        "weights": manifest.get("weights", "raw"),  # an average has another label
-        "averaged": "averaged" in manifest,
-        "ema": any(name.startswith("ema/") for name in arrays),
-    }
-    blank = _blank(design, facts)
-    return _Read(weights={key: restore_tree(arrays, part, key) for key, part in blank.items()}, facts=facts)
+    return weights_in(found, RAW, design.network)
 
 
-def _read_named(design: Design) -> _Read:
+def _read_named(design: Design) -> Weights:
     """Read weights that were given by name or as a file; their classes must be those of the dataset."""
     adopted = adopt_weights(design)
     assert adopted is not None
-    if other := adopted.not_loaded:
+    if other := adopted.loading.not_loaded:
         raise CheckpointError(
-            f"Not all of {adopted.source} fits {design.network.name} with the {design.info.num_classes} classes of "
+            f"Not all of {adopted.origin} fits {design.network.name} with the {design.info.num_classes} classes of "
             f"{design.info.place or design.info.name}: {other[0].name} {other[0].note or 'is not in the file'}.",
             rule="Weights are validated on the classes that they were trained for.",
             remedy="Choose their dataset, or fine-tune them: headrace train --weights NAME.",
         )
-    cast = jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), adopted.params)
-    facts = {"step": 0, "epoch": 0.0, "weights": "raw", "averaged": False, "ema": False}
-    return _Read(weights={"params": cast, "stats": adopted.stats}, facts=facts)
+    return adopted
 
 
-def _blank(design: Design, facts: Mapping[str, object]) -> dict[str, Any]:
-    """Return weights of the shapes and dtypes that such a checkpoint holds."""
+def _facts_of(read: Weights | str, checkpoint: Path) -> dict[str, Any]:
+    """Return what the other processes need to know of what was read."""
+    if isinstance(read, str):
+        return {"problem": read, "is_there": checkpoint.exists()}
+    return {"step": read.step, "epoch": read.epoch, "label": read.label, "has_ema": read.ema is not None}
+
+
+def _blank(design: Design, facts: Mapping[str, Any]) -> Weights:
+    """Return weights of the shapes that process 0 has read."""
     params, stats = jax.tree.map(lambda w: np.zeros(w.shape, np.float32), weights_like(design.network))
-    stored = params if facts["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
-    return {"params": stored, "stats": stats} | ({"ema": {"params": params, "stats": stats}} if facts["ema"] else {})
+    return Weights(
+        network=design.network,
+        params=params,
+        stats=stats,
+        ema=(params, stats) if facts["has_ema"] else None,
+        origin="",
+        step=facts["step"],
+        epoch=facts["epoch"],
+        label=facts["label"],
+    )
+
+
+def _stored_type(design: Design, weights: Weights) -> jax.typing.DTypeLike:
+    """Return the type of raw parameters: averages are float32 in every precision."""
+    return design.precision.weight_dtype if weights.label == RAW else np.float32
 
 
 def only_validating(config: Config) -> Config:
@@ -201,12 +205,12 @@ def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[st
 def _find(path: Path, overrides: Mapping[str, object]) -> _Found:
     """Find what is to be validated, with the command line's options over the saved ones."""
     if (path / MANIFEST_FILE).exists():
-        resolved = override(from_saved(load(path)[1]["config"]), overrides)
+        resolved = override(from_saved(read(path).manifest["config"]), overrides)
         return _Found(checkpoints=[path], resolved=resolved, run=_run_of(path))
     if checkpoints := list_checkpoints(path):  # the directory of a run's checkpoints, which may be outside the run
-        newest = newest_good(path)[0] or checkpoints[-1]
-        resolved = override(from_saved(load(newest)[1]["config"]), overrides)
-        return _Found(checkpoints=checkpoints, resolved=resolved, run=_run_of(newest))
+        newest = read_newest(path)[0] or read(checkpoints[-1])
+        resolved = override(from_saved(newest.manifest["config"]), overrides)
+        return _Found(checkpoints=checkpoints, resolved=resolved, run=_run_of(newest.path))
     run, saved = read_run(path)
     resolved = override(saved, overrides)
     place = layout(run.path, resolved.config).checkpoints
@@ -227,14 +231,14 @@ def _choose(found: _Found, which: str) -> list[Path]:
         return found.checkpoints
     folder = found.checkpoints[0].parent
     if which == BEST:
-        best = BestCheckpoints(folder).first_good()
+        best = BestCheckpoints(folder).read_first_good()
         if best is None:
             raise CheckpointError(
                 f"No good checkpoint is listed as the best in {folder}.",
                 rule="The best are those with the highest validation accuracy during training.",
                 remedy="Validate all of them: leave --best out.",
             )
-        return [folder / best.name]
+        return [best[1].path]
     # damaged ones that are newer than the last good one are kept in the list, to be reported
     newest_first = list(reversed(found.checkpoints))
     good = next((number for number, path in enumerate(newest_first) if not verify(path)), len(newest_first) - 1)

@@ -32,6 +32,7 @@ from headrace.engine.forward import (
 from headrace.engine.multiprocess_arrays import in_turn, readable
 from headrace.engine.objective import SCORES
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
+from headrace.engine.ready import Ready, outputs
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group
 from headrace.run.design import Design
@@ -138,7 +139,7 @@ class Validator:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
         requested, weights = time.perf_counter(), self._place(in_turn(state))
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
-        prepared: dict[str, Any] = {}
+        ready: dict[str, Ready] = {}
         launches: list[tuple[float, Sums]] = []
         resident = self._feed.resident  # waits until it is there, which is no time of the devices
         # Blocks outside, weights inside: each block of images is read and sent once for all sets of weights.
@@ -147,10 +148,10 @@ class Validator:
                 launched = time.perf_counter()
                 # On several CPU devices one program at a time: collectives of two that overlap may wait for each other
                 # forever.
-                program = self._compiled[name]
-                if name not in prepared:
-                    prepared[name] = in_turn(program.prepare(placed, resident, block))
-                sums = in_turn(program(prepared[name], resident, block))
+                if name not in ready:
+                    ready[name] = Ready.of(self._compiled[name], placed, resident, block)
+                    in_turn(ready[name].prepared)
+                sums = in_turn(ready[name](resident, block))
                 if SCORES in sums:  # those of each process's images
                     sums = sums | {SCORES: jax.tree.map(readable, sums[SCORES])}
                 parts[name].append(sums)
@@ -174,15 +175,10 @@ class Validator:
 def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: tuple[PyTree, PyTree]) -> np.ndarray:
     """Return the logits [N, classes], float32, of the whole validation split with these (params, stats)."""
     forward, options = make_forward_pass(design, devices, LOGITS)
-    placed, size = forward.place(weights), design.plan.validation.batch_size
-    parts, program, prepared = [], None, None
+    size = design.plan.validation.batch_size
     with closing(EvalFeed(dataset.validation, size, _PREDICTED_BATCHES, options, forward.put)) as feed:
-        for block in feed:
-            if program is None:
-                program = forward.compile(placed, feed.resident, block)
-                prepared = program.prepare(placed, feed.resident, block)
-            # Still on the devices: reading them here would wait for each block before the next one is launched.
-            parts.append(readable(program(prepared, feed.resident, block)))
+        # Still on the devices: reading them here would wait for each block before the next one is launched.
+        parts = [readable(part) for part in outputs(forward, weights, feed, feed.resident)]
     logits = np.concatenate([part.reshape(-1, design.network.num_classes) for part in jax.device_get(parts)])
     # The last batch was padded, so that all batches have the compiled size.
     return logits[: len(dataset.validation)]

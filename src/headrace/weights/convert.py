@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from headrace.model.network import Network
 from headrace.weights.name_schemes import AS_IS, DimOrder, Pair, Scheme, pair_names
 from headrace.weights.name_tables import SCHEMES
 from headrace.weights.weight_file import ForeignWeights
+from headrace.weights.weights import Loading, TensorStatus, Weights, flat_weights
 
 HEADRACE_NAMES = "headrace"
 _MAX_LISTED = 6
@@ -38,50 +38,9 @@ class Naming:
     total: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorStatus:
-    """How one tensor of the network got its value."""
-
-    name: str
-    status: Literal["loaded", "replaced", "fresh"]
-    size: int
-    theirs: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedWeights:
-    """A network's weights after loading a file, with the status of every tensor."""
-
-    params: PyTree
-    stats: PyTree
-    source: str
-    scheme: str
-    statuses: tuple[TensorStatus, ...]
-    unused: tuple[str, ...]  # names in the file that match nothing
-    share: float  # of the network's numbers that were loaded, a head for other classes left out
-    used_share: float  # of the file's numbers
-    prefixes: tuple[str, ...] = ()  # what names in the file begin with, before those of the scheme
-
-    @property
-    def not_loaded(self) -> list[TensorStatus]:
-        """The tensors whose numbers did not come from the file."""
-        return [tensor for tensor in self.statuses if tensor.status != "loaded"]
-
-    def count(self, status: str) -> tuple[int, int]:
-        """Return (tensors, numbers) of a status."""
-        sizes = [tensor.size for tensor in self.statuses if tensor.status == status]
-        return len(sizes), sum(sizes)
-
-
-def flat_weights(params: PyTree, stats: PyTree) -> dict[str, np.ndarray]:
-    """Return {`params/...` or `stats/...`: array}, the names that checkpoints use."""
-    return flatten_named({"params": params, "stats": stats})
-
-
 def load_into(
     network: Network, initial: tuple[PyTree, PyTree], foreign: ForeignWeights, min_share: float = 0.9
-) -> LoadedWeights:
+) -> Weights:
     """Return the initial weights (params, stats), replaced by those of a file wherever they fit.
 
     Less than `min_share` of the network's or of the file's numbers is an error: it is then most likely another network.
@@ -98,9 +57,10 @@ def load_into(
         found = folded.get(pair.theirs) if pair else None
         values[name], tensor = _load_tensor(name, array, pair, found, name.split("/")[1] == head)
         statuses.append(tensor)
-    adopted = _summary(unflatten_named(like, values), foreign, naming, statuses, head)
-    _refuse_too_little(network, adopted, foreign, min_share)
-    return adopted
+    loading = _summary(foreign, naming, statuses, head)
+    _refuse_too_little(network, loading, foreign, min_share)
+    tree = unflatten_named(like, values)
+    return Weights(network=network, params=tree["params"], stats=tree["stats"], origin=foreign.source, loading=loading)
 
 
 def find_naming(ours: Mapping[str, np.ndarray], theirs: Shapes) -> Naming:
@@ -176,9 +136,7 @@ def _load_tensor(
     return value, TensorStatus(name=name, status="loaded", size=initial.size, theirs=pair.theirs)
 
 
-def _summary(
-    tree: dict[str, Any], foreign: ForeignWeights, naming: Naming, statuses: list[TensorStatus], head: str
-) -> LoadedWeights:
+def _summary(foreign: ForeignWeights, naming: Naming, statuses: list[TensorStatus], head: str) -> Loading:
     scheme = naming.scheme
     taken = {tensor.theirs for tensor in statuses if tensor.status != "fresh"}
     unused = [name for name in foreign.arrays if name not in taken and not is_ignored(name)]
@@ -190,10 +148,7 @@ def _summary(
     counted = [tensor for tensor in statuses if not (tensor.status == "replaced" and tensor.name.split("/")[1] == head)]
     loaded = sum(tensor.size for tensor in counted if tensor.status == "loaded")
     useless = sum(foreign.arrays[name].size for name in unused)
-    return LoadedWeights(
-        params=tree["params"],
-        stats=tree["stats"],
-        source=foreign.source,
+    return Loading(
         scheme=scheme,
         prefixes=naming.prefixes,
         statuses=tuple(statuses),
@@ -203,30 +158,30 @@ def _summary(
     )
 
 
-def _refuse_too_little(network: Network, adopted: LoadedWeights, foreign: ForeignWeights, min_share: float) -> None:
-    if adopted.share >= min_share and adopted.used_share >= min_share:
+def _refuse_too_little(network: Network, loading: Loading, foreign: ForeignWeights, min_share: float) -> None:
+    if loading.share >= min_share and loading.used_share >= min_share:
         return
-    if adopted.share < min_share:
-        problem = f"Only {100 * adopted.share:.1f} % of {network.name}'s weights are in {adopted.source}"
+    if loading.share < min_share:
+        problem = f"Only {100 * loading.share:.1f} % of {network.name}'s weights are in {foreign.source}"
     else:
-        problem = f"{network.name} takes only {100 * adopted.used_share:.1f} % of the weights in {adopted.source}"
+        problem = f"{network.name} takes only {100 * loading.used_share:.1f} % of the weights in {foreign.source}"
     raise CheckpointError(
-        f"{problem} (names read as {adopted.scheme}).{_names_beside(adopted, foreign)}",
+        f"{problem} (names read as {loading.scheme}).{_names_beside(loading, foreign)}",
         rule=f"At least {100 * min_share:g} % of the network and of the file must be used.",
         remedy="Name the network that the file was made with, or lower --init-min-loaded.",
     )
 
 
-def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
+def _names_beside(loading: Loading, foreign: ForeignWeights) -> str:
     """Return lines with what the network lacks: our name, the name that was looked for, and a name in the file.
 
     The last is one that was not used, if possible of a tensor with as many numbers. If hardly anything was found, the
     names that were looked for come from the scheme that covers most of the network.
     """
-    ours = [tensor.name for tensor in adopted.statuses]
-    names = max((pair_names(scheme, ours) for scheme in SCHEMES), key=len) if adopted.share < 0.5 else {}
-    left, rows = list(adopted.unused), [("the network's", "looked for", "in the file")]
-    lacking = adopted.not_loaded
+    ours = [tensor.name for tensor in loading.statuses]
+    names = max((pair_names(scheme, ours) for scheme in SCHEMES), key=len) if loading.share < 0.5 else {}
+    left, rows = list(loading.unused), [("the network's", "looked for", "in the file")]
+    lacking = loading.not_loaded
     for tensor in lacking[:_MAX_LISTED]:
         same = next((name for name in left if foreign.arrays[name].size == tensor.size), left[0] if left else "")
         left = [name for name in left if name != same]
@@ -238,25 +193,26 @@ def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
         rows.append(("-", "-", f"{name} {_dims(foreign.arrays[name])}"))
     wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"  {ours:{wide[0]}}  {theirs:{wide[1]}}  {found}" for ours, theirs, found in rows]
-    lines.append(f"  {len(lacking):,} of the network's are not found, {len(adopted.unused):,} of the file's not used")
+    lines.append(f"  {len(lacking):,} of the network's are not found, {len(loading.unused):,} of the file's not used")
     return "\n" + "\n".join(lines)
 
 
-def table_lines(adopted: LoadedWeights) -> list[str]:
+def table_lines(weights: Weights) -> list[str]:
     """Return the table for people: a line for each status, with the names where they are few."""
-    before = f", each after {' or '.join(adopted.prefixes)}" if adopted.prefixes else ""
-    lines = [f"weights from {adopted.source}, names as in {adopted.scheme}{before}:"]
+    loading = weights.loading
+    before = f", each after {' or '.join(loading.prefixes)}" if loading.prefixes else ""
+    lines = [f"weights from {weights.origin}, names as in {loading.scheme}{before}:"]
     for status, words in (("loaded", ""), ("replaced", "initial instead of the file's"), ("fresh", "not in the file")):
-        tensors, numbers = adopted.count(status)
+        tensors, numbers = loading.count(status)
         line = f"  {status:9}{tensors:5d} tensors {numbers:13,d} numbers"
         if tensors and status != "loaded":
-            chosen = (tensor for tensor in adopted.statuses if tensor.status == status)
+            chosen = (tensor for tensor in loading.statuses if tensor.status == status)
             names = (f"{tensor.name} ({tensor.note})" if tensor.note else tensor.name for tensor in chosen)
             line += f"  {words}: {format_list(names, _MAX_LISTED)}"
         lines.append(line)
-    if adopted.unused:
-        names = format_list(adopted.unused, _MAX_LISTED)
-        lines.append(f"  left over{len(adopted.unused):5d} tensors of the file: {names}")
+    if loading.unused:
+        names = format_list(loading.unused, _MAX_LISTED)
+        lines.append(f"  left over{len(loading.unused):5d} tensors of the file: {names}")
     return lines
 
 

@@ -5,14 +5,14 @@ and the file says how many classes it has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.checkpoint.store import save
-from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved, resolve_code
+from headrace.checkpoint.store import refuse_replacing, save
+from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, resolve_code
 from headrace.config.networks import find_variant
 from headrace.config.schema import Config
 from headrace.core.addresses import hide_addresses
@@ -24,36 +24,19 @@ from headrace.model.network import Network
 from headrace.model.zoo import build_network
 from headrace.run.choices import definition_remarks, with_definition
 from headrace.run.directory import saved_form
-from headrace.run.start_weights import refuse_replacing
-from headrace.run.trained_model import TrainedModel, load_trained_model, preprocess_of, resizing_of
-from headrace.weights.convert import LoadedWeights, flat_weights, load_into
+from headrace.weights.convert import load_into
+from headrace.weights.input_form import InputForm
 from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.published import WeightFacts
 from headrace.weights.weight_file import ForeignWeights, read_file
+from headrace.weights.weights import Weights, flat_weights
 
 _LISTED = 4  # names of tensors in a message
 _NOTHING_KNOWN = WeightFacts(network={})
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedModel:
-    """A network with weights from elsewhere, the configuration that describes it, and how its tensors were loaded."""
-
-    model: TrainedModel
-    resolved: Resolved
-    loaded: LoadedWeights
-    form: Mapping[str, Any]  # of its input, as in a checkpoint's manifest
-    remarks: tuple[str, ...] = ()  # lines for the user
-
-
-def find_model(name: str, which: str) -> TrainedModel:
-    """Return the network of a run, of a checkpoint or of named weights; `which` is raw, ema or auto, of a run."""
-    path = Path(name).expanduser()
-    return load_trained_model(path, which) if path.is_dir() else load_named(name).model
-
-
-def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes: int = 0) -> NamedModel:
-    """Return the network that weights are of, with these options over what is known of it.
+def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes: int = 0) -> Weights:
+    """Return weights with the network that they are of, with these options over what is known of it.
 
     `num_classes` asks for a head of that many; the weights' own may then be left out.
     """
@@ -82,38 +65,26 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
     config = settled.config
     foreign = read_file(find_file(name), config.weights.init_ema)
     wanted = num_classes or facts.num_classes or find_variant(config.model.model_name).num_classes
-    network, loaded = _load(config, foreign, wanted)
-    own = _classes_of(network, foreign, loaded)
+    found = _load(config, foreign, wanted)
+    own = _classes_of(found, foreign)
     # Only the file knows how many classes it has; it is loaded once to find out, and then into a network that fits.
     if not num_classes and own and own != wanted:
-        network, loaded = _load(config, foreign, own)
+        found = _load(config, foreign, own)
+    network = found.network
     names = facts.class_names if len(facts.class_names) == network.num_classes else ()
-    form = _input_form(config, network)
-    model = TrainedModel(
-        checkpoint=Path(name),
-        weights="raw",
-        step=0,
-        epoch=0.0,
-        config=config,
-        network=network,
-        params=loaded.params,
-        stats=loaded.stats,
+    return replace(
+        found,
+        origin=name,
         class_names=names or numbered_classes(network.num_classes),
-        preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
-        **resizing_of(form),
-    )
-    return NamedModel(
-        model=model,
+        input_form=_input_form(config, network),
         resolved=settled,
-        loaded=replace(loaded, source=name),
-        form=form,
-        remarks=(*definition_remarks(resolved, settled), *_drawn(loaded, name)),
+        remarks=(*definition_remarks(resolved, settled), *_drawn(found, name)),
     )
 
 
-def _drawn(loaded: LoadedWeights, name: str) -> tuple[str, ...]:
+def _drawn(found: Weights, name: str) -> tuple[str, ...]:
     """Return a warning where a part of the network, such as its head, has no weights of the file."""
-    names = [tensor.name.partition("/")[2] for tensor in loaded.not_loaded]
+    names = [tensor.name.partition("/")[2] for tensor in found.loading.not_loaded]
     if not names:
         return ()
     listed = format_list(names, _LISTED)
@@ -122,7 +93,7 @@ def _drawn(loaded: LoadedWeights, name: str) -> tuple[str, ...]:
     )
 
 
-def load_file(name: str, network: Network, config: Config) -> LoadedWeights:
+def load_file(name: str, network: Network, config: Config) -> Weights:
     """Return a network's weights from a file, a name or an address."""
     return _load_into(network, read_file(find_file(name), config.weights.init_ema), config)
 
@@ -137,55 +108,55 @@ def pixels_of_weights(facts: WeightFacts | None, images: Any, options: Mapping[s
     return found if fits else {}
 
 
-def _load(config: Config, foreign: ForeignWeights, num_classes: int) -> tuple[Network, LoadedWeights]:
+def _load(config: Config, foreign: ForeignWeights, num_classes: int) -> Weights:
     variant = find_variant(config.model.model_name, config.model.model_size)
     size = config.data.image_size or variant.image_size
     network = build_network(config.model, num_classes, (size, size, config.data.num_channels))
-    return network, _load_into(network, foreign, config)
+    return _load_into(network, foreign, config)
 
 
-def _load_into(network: Network, foreign: ForeignWeights, config: Config) -> LoadedWeights:
+def _load_into(network: Network, foreign: ForeignWeights, config: Config) -> Weights:
     return load_into(network, network.init(config.run.seed), foreign, config.weights.init_min_loaded)
 
 
-def _classes_of(network: Network, foreign: ForeignWeights, loaded: LoadedWeights) -> int:
+def _classes_of(found: Weights, foreign: ForeignWeights) -> int:
     """Return the number of classes of the file's head, where it is another than the network's; else 0."""
-    head = network.block_names[-1]
-    for tensor in loaded.statuses:
+    head = found.network.block_names[-1]
+    for tensor in found.loading.not_loaded:
         inside = tensor.name.split("/")
         if tensor.status == "replaced" and inside[1] == head and inside[-1] == "bias":
             return foreign.arrays[tensor.theirs].size
     return 0
 
 
-def _input_form(config: Config, network: Network) -> dict[str, Any]:
-    """Return how images become the input, as `input_form` does for a dataset."""
+def _input_form(config: Config, network: Network) -> InputForm:
+    """Return how images become the input, as `InputForm.of_data` does for a dataset."""
     data = config.data
     mean, std = usual_statistics(network.input_hwc[2])
-    return {
-        "image_hwc": list(network.input_hwc),
-        "normalization": "per-channel" if data.wanted_normalization == "auto" else data.wanted_normalization,
-        "mean": list(data.pixel_mean or mean),
-        "std": list(data.pixel_std or std),
-        "shorter_side": data.eval_resize_size,
-        "antialias": data.resize_antialias,
-        "interpolation": data.eval_interpolation,
-    }
+    return InputForm(
+        image_hwc=network.input_hwc,
+        normalization="per-channel" if data.wanted_normalization == "auto" else data.wanted_normalization,
+        mean=tuple(data.pixel_mean or mean),
+        std=tuple(data.pixel_std or std),
+        shorter_side=data.eval_resize_size,
+        antialias=data.resize_antialias,
+        interpolation=data.eval_interpolation,
+    )
 
 
-def convert(named: NamedModel, out: Path) -> Path:
-    """Write the weights as a checkpoint, which predicts, is validated and exported like that of a run."""
+def convert(weights: Weights, out: Path) -> Path:
+    """Write weights from elsewhere as a checkpoint, which predicts, is validated and exported like that of a run."""
     refuse_replacing(out)
     if not out.absolute().parent.is_dir():
         raise CheckpointError(f"There is no directory {out.parent}.", remedy="Make it, or choose another --out.")
-    model = named.model
+    assert weights.resolved is not None
     manifest = {
         "step": 0,
         "epoch": 0.0,
-        "seed": model.config.run.seed,
-        "config": saved_form(named.resolved),
-        "class_names": list(model.class_names),
-        "input": dict(named.form),
+        "seed": weights.config.run.seed,
+        "config": saved_form(weights.resolved),
+        "class_names": list(weights.class_names),
+        "input": weights.form.saved(),
         "elapsed_seconds": 0.0,
     }
-    return save(out.absolute().parent, out.name, flat_weights(model.params, model.stats), manifest)
+    return save(out.absolute().parent, out.name, flat_weights(*weights.raw), manifest)
