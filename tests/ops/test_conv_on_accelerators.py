@@ -79,6 +79,18 @@ KERNELS += [(18, 32, 3, 2, "SAME"), (11, 96, 7, 1, ((2, 4), (3, 0))), (28, 32, 3
 KERNELS += [(33, 32, 5, 2, ((0, 3), (4, 1))), (17, 16, 7, 3, "SAME")]
 
 
+def count_kernels(jaxpr) -> int:
+    """Count calls of kernels; in the text of a program JAX 0.12 writes one that is called twice once."""
+    count = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            count += 1
+            continue
+        inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
+        count += sum(count_kernels(value) for value in inner if hasattr(value, "eqns"))
+    return count
+
+
 @pytest.mark.parametrize(("size", "channels", "window", "stride", "padding"), KERNELS)
 def test_depthwise_kernels_are_the_plain_convolution(size, channels, window, stride, padding, monkeypatch):
     monkeypatch.setattr("headrace.ops.depthwise_kernels.compute_capability", lambda: "9.0")
@@ -92,7 +104,7 @@ def test_depthwise_kernels_are_the_plain_convolution(size, channels, window, str
     forms = jax.jit(lambda x, w: jax.vjp(lambda x, w: depthwise_on_accelerator(x, w, stride, pads), x, w)[1](probe))
     wanted = [plain, *back(probe.astype(jnp.float32))]
     found = [depthwise_on_accelerator(x, w, stride, pads), *forms(x, w)]
-    by_kernel = str(jax.make_jaxpr(forms)(x, w)).count("pallas_call")
+    by_kernel = count_kernels(jax.make_jaxpr(forms)(x, w).jaxpr)
     pays = plain.shape[1] * plain.shape[2] <= 14 * 14 or any(before != after for before, after in pads)
     assert by_kernel == 2 + (pays and channels % 32 == 0)
     leaves_close([a.astype(jnp.float32) for a in found], wanted, 8e-3 if dtype == jnp.bfloat16 else 2e-3)
