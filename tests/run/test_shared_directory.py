@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.schema import Config
+from headrace.core.errors import ConfigError
+from headrace.run.directory import layout, write_run
 from headrace.telemetry.records import RunEnd, RunStart, read_records
 from tests.job.processes import finish, run, start
 
@@ -41,3 +44,25 @@ def test_a_run_that_goes_on_is_not_resumed_beside_itself(tmp_path: Path) -> None
     assert sorted(codes) == [0, 2], [file.read_text() for file in files]
     assert run(["train", *words[1:], tmp_path / "one", "--resume", "auto"], tmp_path / "again.txt") == 0
     assert "finished" in (tmp_path / "again.txt").read_text()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_without_locks_the_second_to_begin_is_refused(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without locks, both come as far as the first file of the run."""
+    if not has_links:
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    directory = layout(tmp_path, Config())
+    write_run(directory, {"values": 1}, {}, ["first"], is_new=True)
+    before = directory.config_file.read_text()
+    with pytest.raises(ConfigError, match="already holds files"):
+        write_run(directory, {"values": 2}, {}, ["second"], is_new=True)
+    assert directory.config_file.read_text() == before
+    write_run(directory, {"values": 3}, {}, ["third"], is_new=False)
+    assert '"first"' in directory.config_file.read_text()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -69,10 +69,13 @@ def write_parts_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int | None = None) -> None:
+def write_atomic(
+    path: Path, data: bytes, *, durable: bool = True, mode: int | None = None, replace: bool = True
+) -> None:
     """Replace a file atomically: readers, and whoever comes after a crash, find the old content or the new one.
 
-    One that is not durable may be damaged after a power failure, which its readers have to notice.
+    One that is not durable may be damaged after a power failure, which its readers have to notice. Without `replace` a
+    file that is there already is a FileExistsError, also if two processes write it at once.
     """
     # Beside the file, since a rename is atomic within one file system only; with the process, since two may write at
     # once.
@@ -84,9 +87,24 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int | N
             write_synced(temporary, data)
         else:
             temporary.write_bytes(data)
-        temporary.replace(path)
+        if replace or not _link(temporary, path):
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a file its name unless another one has it, FileExistsError; False where files cannot have two names."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(path) from None
+        return False
+    temporary.unlink()
+    return True

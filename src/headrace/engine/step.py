@@ -78,7 +78,6 @@ class StepSpec:
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
     cpu_kernels: str = "auto"
     histograms: bool = False  # of weights and gradients, after the last step of each call
-    streams: bool = False  # each step's sums leave the program of a call while it runs
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     packing: Packing | None = None  # of the state that a step takes and returns
 

@@ -71,19 +71,23 @@ def refuse_taken(config: Config) -> None:
     path = Path(config.logging.log_dir) / name if name is not None else None
     # Before anything is computed: opening a large dataset may take minutes.
     if path is not None and path.exists() and not _is_free(path):
-        run = (path / "config.json").is_file()
-        raise ConfigError(
-            f"The run directory {path} already holds files.",
-            rule="A new run needs a new directory.",
-            remedy=(f"Resume it: headrace resume {path}; or choose" if run else "Choose")
-            + " another --output or --run-name.",
-        )
+        raise _taken(path)
     if checkpoints is not None and (found := list_checkpoints(checkpoints)):
         raise ConfigError(
             f"The directory {checkpoints} already holds checkpoints ({found[-1].name}).",
             rule="Checkpoints of two runs must not be mixed: old ones are deleted, and resuming takes the newest.",
             remedy="Choose another --checkpoint-dir, or resume their run: headrace resume RUN_DIR.",
         )
+
+
+def _taken(path: Path) -> ConfigError:
+    run = (path / "config.json").is_file()
+    return ConfigError(
+        f"The run directory {path} already holds files.",
+        rule="A new run needs a new directory.",
+        remedy=(f"Resume it: headrace resume {path}; or choose" if run else "Choose")
+        + " another --output or --run-name.",
+    )
 
 
 def _is_free(path: Path) -> bool:
@@ -232,14 +236,20 @@ def command_line(argv: Sequence[str]) -> list[str]:
     return ["headrace" if program == "__main__.py" else program, *words]  # python -m headrace
 
 
-def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str]) -> None:
+def write_run(
+    directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str], *, is_new: bool
+) -> None:
     """Store the configuration, where each value came from, and the plan; the command that started a run stays."""
-    before = read_saved(directory.path) if directory.config_file.is_file() else {}
+    before = {} if is_new else read_saved(directory.path)
     saved = {"command": before.get("command", command)} | saved
     directory.reports.mkdir(exist_ok=True)  # before the files, whose writing syncs the run's directory
-    # config.json first: as soon as it is there, the run can be resumed.
-    for file, content in ((directory.config_file, saved), (directory.plan_file, plan)):
-        write_atomic(file, (json.dumps(content, indent=1) + "\n").encode())
+    # config.json first: as soon as it is there, the run can be resumed. Of two processes that begin one run, where the
+    # file system has no locks to keep them apart, one makes this file.
+    try:
+        write_atomic(directory.config_file, (json.dumps(saved, indent=1) + "\n").encode(), replace=not is_new)
+    except FileExistsError:
+        raise _taken(directory.path) from None
+    write_atomic(directory.plan_file, (json.dumps(plan, indent=1) + "\n").encode())
 
 
 def read_run(path: Path, *, needed: Collection[str] = REPLACED) -> tuple[RunDirectory, Resolved]:

@@ -110,7 +110,6 @@ class DeviceLoop(OnOneMesh):
             arguments=(state, resident, block, ends),
             options=dict(self.spec.compiler_options),
             mesh=self.mesh,
-            storable=not spec.streams,
         )
         return TracedCall(request.prepare(), whole, begin)
 
@@ -131,7 +130,7 @@ class TracedCall:
 
 
 def _make_call(spec: StepSpec, mesh: Mesh, names: tuple[str, ...]) -> Any:
-    return make_call(make_step(spec), mesh, names, spec.packing, streams=spec.streams)
+    return make_call(make_step(spec), mesh, names, spec.packing)
 
 
 def _ends(rows: range) -> np.ndarray:
@@ -225,7 +224,6 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         recompute_points=design.plan.recompute_points,
         cpu_kernels=config.compiler.cpu_kernels,
         histograms=config.logging.histograms,
-        streams=config.batch.stream_results,
         compiler_options=tuple(compiler_options(design.compiler).items()),
     )
 
