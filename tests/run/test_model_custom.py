@@ -259,7 +259,6 @@ def test_bad_data_is_refused_before_anything_starts(make, tmp_path):
         (lambda: model.evaluate(IMAGES, LABELS[:5]), "96 images, but 5 labels"),
         (lambda: model.evaluate(IMAGES, LABELS, weights="mean"), "weights is 'mean'"),
         (lambda: model.logits(IMAGES, weights="ema"), "weights is 'ema'"),
-        (lambda: model.logits(IMAGES[0]), "one image, not an array of images"),
         (lambda: make(validation=True).fit(IMAGES, LABELS), "no validation_data"),
         (lambda: make(Conv(channels=3)), "list of blocks|needs input_shape"),
     ]

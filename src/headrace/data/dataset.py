@@ -138,7 +138,7 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     """Read the configured set; missing or damaged files are a DataError. Synthetic images depend on `seed`."""
     data = resolved_set(data)
     if data.dataset in IMAGE_DATASETS and not data.synthetic_on:
-        return _open_image_set(data, seed)
+        return open_images(open_image_set(data, data.dataset), data, seed)
     info = describe_dataset(data)
     if info.synthetic_on:
         train, validation = (_synthetic(info, data, seed, split) for split in SPLITS)
@@ -196,8 +196,8 @@ def resolved_set(data: Data) -> Data:
     return replace(data, dataset="csv" if data.labels else detect(data.dataset_path))
 
 
-def _open_image_set(data: Data, seed: int) -> DataSet:
-    images = open_image_set(data, data.dataset)
+def open_images(images: ImageSet, data: Data, seed: int) -> DataSet:
+    """Return a set of images that has been listed, opened as the options say."""
     info = with_pixel_options(_describe_images(images, data), data)
     train, validation, bad = sources_of(images, data, info.image_hwc[0], seed)
     # At the start of every run: images that are in both splits make an accuracy look better than it is, and nobody

@@ -186,6 +186,9 @@ def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> d
         if part in by_code
         for name in named
     }
+    # Pictures given by code are shaped by options, as those of folders are.
+    if saved["values"].get("dataset") == "folder" and "dataset" in by_code:
+        left_out -= {"dataset", "image_size", "num_channels"}
     values = {name: value for name, value in saved["values"].items() if name not in left_out}
     return saved | {"values": values, "custom": dict(custom)}
 

@@ -1,26 +1,28 @@
-"""What code may pass as data: the path of a dataset, the name of a known one, arrays, or an opened dataset."""
+"""What code may pass as data: the path of a dataset, the name of a known one, an opened dataset, images and labels."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from headrace.config.schema import Data
+from headrace.config.schema import Config, Data
 from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import local_path
 from headrace.core.units import format_list
-from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
+from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, open_images, resolved_set
 from headrace.data.decoding.image_source import decoded_source
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.bad_samples import BadSamples
+from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
-from headrace.data.sets.held_out import hold_out
-from headrace.data.sets.image_sets import evaluation_view
-from headrace.data.sets.samples import FileSamples
+from headrace.data.sets.held_out import hold_out, never_validated
+from headrace.data.sets.image_sets import ImageSet, evaluation_view
+from headrace.data.sets.objects import Labelled, PictureSamples, array_of, images_alone, is_picture, labelled, splits_of
+from headrace.data.sets.samples import FileSamples, Samples
 from headrace.data.sets.source import Source, memory_source
 from headrace.model.network import Network
 from headrace.run.network_summary import shape_text
@@ -28,25 +30,35 @@ from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagene
 
 _LISTED = 5  # names of classes in a message
 NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS or name in FOLDER_SETS)
+PICTURES = "pictures"  # the name of such a dataset
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenData:
-    """Data as it was given, in one of three forms."""
+    """Data as it was given, in one of four forms."""
 
     options: dict[str, Any] = field(default_factory=dict)  # that name a dataset
-    arrays: tuple[Any, Any] | None = None
+    arrays: tuple[Any, Any] | None = None  # images of one shape and their labels
+    pictures: Labelled | None = None  # images to be decoded or resized
     dataset: DataSet | None = None
+    held: Any = None  # the validation part, where the data has one
+    class_names: tuple[str, ...] = ()  # where the data states them
 
 
-def given_data(data: object, labels: object = None) -> GivenData:
-    """Return what was given; refuse what is neither a path, a name, a pair of arrays nor a dataset."""
-    if labels is not None:
-        return GivenData(arrays=(data, labels))
+def given_data(data: object, labels: object = None, known: Sequence[str] = ()) -> GivenData:
+    """Return what was given; refuse what is no data. `known` are the classes of the model, where it has any."""
+    known = () if tuple(known) == numbered_classes(len(known)) else known
     if isinstance(data, DataSet):
         return GivenData(dataset=data)
-    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], str | os.PathLike):
-        return GivenData(arrays=(data[0], data[1]))
+    if labels is None and _is_pair(data):
+        data, labels = data
+    if labels is not None:
+        first = _first(data)
+        if not is_picture(first) and not hasattr(first, "detach"):
+            return GivenData(arrays=(data, labels))
+        if hasattr(data, "detach"):
+            return GivenData(arrays=(array_of(data), np.asarray(labels)))
+        return _given(labelled(data, labels, known))
     if isinstance(data, str | os.PathLike):
         path = local_path(data).expanduser()
         # A folder of that name wins: whoever has a folder called digits means it.
@@ -58,10 +70,87 @@ def given_data(data: object, labels: object = None) -> GivenData:
                 remedy=did_you_mean(str(data), NAMES) if os.sep not in str(data) else "Check the path.",
             )
         return GivenData(options={"dataset_path": str(path)})
-    raise ConfigError(
-        f"The data is a {type(data).__name__}.",
-        rule="It is the path of a dataset, a pair (images, labels), or what headrace.open_dataset returns.",
+    train, held = splits_of(data) or (data, None)
+    return replace(_given(labelled(train, known=known)), held=held)
+
+
+def _is_pair(data: object) -> TypeGuard[Sequence[Any]]:
+    """Say whether data is (images, labels), and not two items that are (image, label) each."""
+    if not isinstance(data, tuple | list) or len(data) != 2 or isinstance(data[0], str | os.PathLike):
+        return False
+    return isinstance(data, tuple) or not all(
+        isinstance(item, tuple) and len(item) == 2 and np.ndim(item[1]) == 0 for item in data
     )
+
+
+def _first(images: Any) -> Any:
+    """Return the first of some images, which say what they all are."""
+    if hasattr(images, "dtype") or not hasattr(images, "__getitem__") or not hasattr(images, "__len__"):
+        return images
+    return images[0] if len(images) and not isinstance(images, Mapping | str | bytes) else None
+
+
+def _given(found: Labelled) -> GivenData:
+    if found.are_pictures:
+        return GivenData(pictures=found, class_names=found.class_names)
+    return GivenData(arrays=(found, found.labels), class_names=found.class_names)
+
+
+def picture_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run on pictures: those of image files. They are decoded for each crop."""
+    return {"decode_once": "off", **options, "dataset": "folder"}
+
+
+def picture_dataset(
+    given: GivenData, validation_data: object, config: Config, spec: ImageSpec, fraction: float | None
+) -> DataSet:
+    """Return the dataset of pictures; without validation data that fraction of each class is held out, if any."""
+    train, held, remarks, split_by = given.pictures, given.held if validation_data is None else validation_data, (), ""
+    assert train is not None
+    names = train.class_names or spec.class_names
+    names = names or numbered_classes(spec.num_classes or int(train.labels.max()) + 1)
+    if held is not None:
+        found = given_data(held, known=names).pictures
+        if found is None:
+            raise ConfigError(
+                "The validation data are no pictures, those of training are.",
+                rule="Both parts are Pillow images, paths or encoded bytes, or both are arrays.",
+            )
+    elif fraction is None:
+        found = train.take(np.zeros(0, np.int64))
+    else:
+        part = hold_out(
+            [train.names[number] if train.names else str(number) for number in range(len(train))],
+            train.labels,
+            fraction,
+            names,
+            "The data",
+            "validation_data",
+        )
+        train, found = train.take(np.flatnonzero(~part.mask)), train.take(np.flatnonzero(part.mask))
+        remarks, split_by = part.remarks, part.text
+    for what, labels in (("training", train.labels), ("validation", found.labels)):
+        if len(labels) and labels.max() >= len(names):
+            raise DataError(
+                f"The label {labels.max()} of a {what} image is out of range.",
+                rule=f"There are {len(names)} classes: labels are 0 to {len(names) - 1}.",
+            )
+    images = ImageSet(
+        kind=PICTURES,
+        place="",
+        class_names=names,
+        train=PictureSamples(train),
+        validation=PictureSamples(found),
+        split_by=split_by,
+        remarks=(*remarks, *(never_validated(names, found.labels) if held is not None else ())),
+    )
+    return open_images(images, config.data, config.run.seed)
+
+
+def picture_evaluation(pictures: Labelled, data: Data, spec: ImageSpec) -> DataSet:
+    """Return pictures as the validation part of a dataset, prepared as `spec` says."""
+    samples = PictureSamples(pictures)
+    return _whole(samples, pictures.class_names or spec.class_names, PICTURES, "", data, spec)
 
 
 def array_spec(spec: ImageSpec, images: Any, labels: Any) -> ImageSpec:
@@ -135,19 +224,26 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
         return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
     listing = list_classes(path, spec.class_names or None)
     samples = FileSamples(listing.root, list(listing.files), listing.labels)
-    bad = BadSamples(str(path), len(samples), data.max_bad_samples)
+    return _whole(samples, listing.class_names, "folder", str(path), data, spec)
+
+
+def _whole(
+    samples: Samples, class_names: tuple[str, ...], name: str, place: str, data: Data, spec: ImageSpec
+) -> DataSet:
+    """Return samples as a dataset that has nothing else than a validation part."""
+    bad = BadSamples(place or name, len(samples), data.max_bad_samples)
     source = decoded_source(samples, evaluation_view(data, spec.image_hwc[0], spec.image_hwc[2]), "validation", bad)
     info = DataInfo(
-        name="folder",
+        name=name,
         image_hwc=spec.image_hwc,
-        class_names=listing.class_names,
+        class_names=class_names,
         num_train=0,
         num_validation=len(source),
         augmentation="none",
         normalization=spec.normalization,
         channel_mean=spec.channel_mean,
         channel_std=spec.channel_std,
-        place=str(path),
+        place=place,
     )
     refuse_other_classes(info, spec.num_classes, spec.class_names)
     return DataSet(info=info, train=no_images(spec), validation=source, bad=bad)
@@ -156,6 +252,17 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
 def no_images(spec: ImageSpec) -> Source:
     """Return an empty split."""
     return memory_source(np.zeros((0, *spec.image_hwc), spec.image_dtype or "uint8"), np.zeros(0, np.int32))
+
+
+def images_to_predict(images: Any, image_hwc: tuple[int, int, int]) -> Labelled | Any:
+    """Return pictures, or an array (or object) of images of one shape; one image alone becomes several."""
+    if hasattr(images, "dtype"):
+        array = array_of(images) if hasattr(images, "detach") else images
+        is_one = tuple(array.shape) in (image_hwc, image_hwc[:2] if image_hwc[2] == 1 else ())
+        return array_of(array)[None] if is_one else array
+    if hasattr(images, "__len__") and isinstance(_first(images), np.ndarray):
+        return images
+    return images_alone(images)
 
 
 def image_paths(images: Any) -> Sequence[Path] | None:
@@ -172,12 +279,17 @@ def held_out(
     """Return (images, labels) of training and of validation, a fraction of each class, and remarks on the split."""
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
-    images, labels = np.asarray(images), np.asarray(labels)
+    labels = np.asarray(labels)
     # By position, not by seed: every fit on these arrays validates on the same images.
     names = tuple(map(str, range(len(labels))))
     found = hold_out(names, labels, float(fraction), class_names, "The data", "validation_data")
     mask = found.mask
-    return (images[~mask], labels[~mask]), (images[mask], labels[mask]), found.remarks
+    if isinstance(images, Labelled):
+        parts = [images.take(np.flatnonzero(chosen)) for chosen in (~mask, mask)]
+    else:
+        array = np.asarray(images)
+        parts = [array[~mask], array[mask]]
+    return (parts[0], labels[~mask]), (parts[1], labels[mask]), found.remarks
 
 
 def validation_folder(data: object) -> dict[str, Any]:
@@ -193,11 +305,12 @@ def validation_folder(data: object) -> dict[str, Any]:
     return {"validation_path": str(local_path(data).expanduser())}
 
 
-def image_pair(data: object) -> tuple[Any, Any]:
+def image_pair(data: object, known: Sequence[str] = ()) -> tuple[Any, Any]:
     """Return validation data as (images, labels)."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
-    return data[0], data[1]
+    alone = isinstance(data, str | os.PathLike) or hasattr(data, "dtype")
+    if alone or (arrays := given_data(data, known=known).arrays) is None:
+        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels), as the training data is.")
+    return arrays
 
 
 def validation_option(options: Mapping[str, object], has_data: bool) -> dict[str, Any]:

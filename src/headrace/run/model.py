@@ -32,6 +32,7 @@ from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.sets.catalog import numbered_classes
+from headrace.data.sets.objects import Labelled
 from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import LossFunction
@@ -59,6 +60,10 @@ from headrace.run.given_data import (
     held_out,
     image_pair,
     image_paths,
+    images_to_predict,
+    picture_dataset,
+    picture_evaluation,
+    picture_options,
     refuse_mismatch,
     validation_folder,
     validation_option,
@@ -213,12 +218,13 @@ class Model:
         augment: AugmentFunction | None = None,
         **options: object,
     ) -> RunResult:
-        """Train on a folder or another dataset's path, on (images, labels), or on an opened dataset; return the run.
+        """Train on a path, images and labels, a dataset, a data frame or an iterable; return the run.
 
-        Arrays of images are [N, H, W, C], uint8 or float32, labels [N]; validation_data is a folder beside a folder, a
-        pair beside a pair. Options are those of this run alone, such as epochs or learning_rate. It starts from the
-        model's weights: drawn with the seed at first, then as the last fit or load left them. With `resume` it
-        continues an interrupted run exactly, on the same data.
+        Arrays of images are [N, H, W, C], uint8 or float32, labels [N]; Pillow images, paths and encoded images are
+        decoded and cropped as image files are. validation_data is of the same kind as the data. Options are those of
+        this run alone, such as epochs or learning_rate. It starts from the model's weights: drawn with the seed at
+        first, then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the
+        same data.
         Afterwards the model has the weights of the best validation; without validation, those after the last step.
 
         Functions traced into the step: `loss(logits, targets)` (or its name, "bce"), `metrics` {name: f(logits,
@@ -295,23 +301,33 @@ class Model:
     def _data_parts(
         self, data: object, labels: object, validation_data: object, options: dict[str, Any]
     ) -> tuple[Resolved, CustomParts]:
-        given = given_data(data, labels)
+        given = given_data(data, labels, self._spec.class_names)
         if given.options:
             options = options | given.options | validation_folder(validation_data) | self._image_options(given)
             return self._resolve(options), CustomParts(network=self._code_network)
-        refuse_named_data(options)
+        refuse_named_data(options, shapes=given.pictures is None)
         if given.dataset is not None:
             if validation_data is not None:
                 raise ConfigError("validation_data is given beside a dataset, which has a validation part.")
             parts = CustomParts(network=self._code_network, dataset=given.dataset)
             return self._resolve(options, by_code=True), parts
+        if given.pictures is not None:
+            parts = given.held is not None or validation_data is not None or "validation_split" in options
+            asked = picture_options(options | validation_option(options, parts)) | self._image_options(given)
+            resolved = self._resolve(asked)
+            fraction = options.get("validation_split")
+            dataset = picture_dataset(given, validation_data, resolved.config, self._spec, fraction)
+            return resolved, CustomParts(network=self._code_network, dataset=dataset)
         assert given.arrays is not None
         images, labels = given.arrays
+        validation_data = given.held if validation_data is None else validation_data
         if self._weights is None or not self._weights.step:
             options = pixels_of_weights(self._facts, images, options) | options
         spec = self._spec if self._network else array_spec(self._spec, images, labels)
         # What an earlier fit found of other arrays is open again: these decide it.
         spec = replace(spec, image_dtype="", normalization="", channel_mean=(), channel_std=())
+        if given.class_names and not spec.class_names:
+            spec = replace(spec, class_names=given.class_names, num_classes=len(given.class_names))
         fraction = options.get("validation_split")
         options = {name: value for name, value in options.items() if name != "validation_split"}
         if fraction is not None and validation_data is not None:
@@ -321,7 +337,11 @@ class Model:
             names = spec.class_names or numbered_classes(spec.num_classes)
             (images, labels), validation_data, remarks = held_out(images, labels, fraction, names)
             source = array_source(images, labels, spec)
-        held = array_source(*image_pair(validation_data), spec, "validation ") if validation_data is not None else None
+        held = (
+            array_source(*image_pair(validation_data, spec.class_names), spec, "validation ")
+            if validation_data is not None
+            else None
+        )
         resolved = self._resolve(options | validation_option(options, validation_data is not None), by_code=True)
         dataset = array_dataset(resolved.config.data, spec, source, held)
         dataset = replace(dataset, info=replace(dataset.info, remarks=remarks))
@@ -346,14 +366,18 @@ class Model:
         `steps` evaluates only the first so many batches.
         """
         self._load_given_weights()
-        given = given_data(data, labels)
-        by_path = "dataset_path" in given.options
+        given = given_data(data, labels, self._known_spec().class_names)
+        by_path = "dataset_path" in given.options or given.pictures is not None
         asked = self._evaluation_options(by_path) | full_names(options, self._code_network is not None)
         if given.options:
             config = self._resolve(asked | given.options | self._image_options(given)).config
             dataset = evaluation_set(config.data, self._known_spec(), "dataset" in given.options)
         elif given.dataset is not None:
             config, dataset = self._resolve(asked, by_code=True).config, given.dataset
+        elif given.pictures is not None:
+            refuse_named_data(asked, shapes=False)
+            config = self._resolve(picture_options(asked) | self._image_options(given)).config
+            dataset = picture_evaluation(given.pictures, config.data, self._known_spec())
         else:
             refuse_named_data(asked)
             config = self._resolve(asked, by_code=True).config
@@ -374,7 +398,7 @@ class Model:
         return Report(validation_report(sums, dataset.info.class_names, design.custom.metric_rows))
 
     def predict(self, images: object, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
-        """Return the predictions for image files, folders of them, or an array of images [N, H, W, C]."""
+        """Return the predictions for image files, folders, Pillow images, an array [N, H, W, C], or a dataset."""
         self._load_given_weights()
         paths = image_paths(images)
         if paths is None:
@@ -389,18 +413,20 @@ class Model:
         return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
 
     def logits(self, images: Any, *, weights: str = AUTO) -> np.ndarray:
-        """Return the logits of image files, folders of them, or an array of images, float32 [N, num_classes]."""
+        """Return the logits of images given as for predict, float32 [N, num_classes]."""
         self._load_given_weights()
         paths = image_paths(images)
         if paths is not None:
             files, chosen = self._with_files(paths, weights)
             return logits_of(chosen, files)
-        config = self._resolve(self._evaluation_options(), by_code=True).config
-        if not hasattr(images, "__len__"):
-            raise ConfigError(
-                f"The images are a {type(images).__name__}.", rule="They are files, folders or an array [N, H, W, C]."
-            )
-        dataset = self._array_evaluation(config, (images, np.zeros(len(images), np.int32)))
+        images, given = images_to_predict(images, self.network.input_hwc), GivenData()
+        if isinstance(images, Labelled) and images.are_pictures:
+            asked = picture_options(self._evaluation_options(image_files=True)) | self._image_options(given)
+            config = self._resolve(asked).config
+            dataset = picture_evaluation(images, config.data, self._known_spec())
+        else:
+            config = self._resolve(self._evaluation_options(), by_code=True).config
+            dataset = self._array_evaluation(config, (images, np.zeros(len(images), np.int32)))
         design = self._evaluation_design(config, dataset)
         weights = self._chosen(weights)
         state = self._state(design, weights)

@@ -83,10 +83,10 @@ def without_data(options: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in NAMED_OF_ONE_SET}
 
 
-def refuse_named_data(options: Mapping[str, object]) -> None:
-    """Refuse options that name a dataset where code gives one."""
+def refuse_named_data(options: Mapping[str, object], *, shapes: bool = True) -> None:
+    """Refuse options that name a dataset where code gives one, and those that shape its images if it has `shapes`."""
     for name in options:
-        if name in NAMED_OF_DATA:
+        if name in NAMED_OF_DATA and (shapes or name not in ("image_size", "num_channels")):
             raise ConfigError(
                 f"The option {name} has no meaning here.",
                 rule="The data is given by code, so options cannot name or shape it.",

@@ -231,7 +231,6 @@ def _turbo_pixels(
 
 
 def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> np.ndarray:
-    mode = "RGB" if channels == 3 else "L"
     file = MeteredFile(data)
     with _opened(file) as image:
         file.allow_loops(_pillow()[0].DECODERS, image)
@@ -239,19 +238,25 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
             # Only a request: libjpeg decodes at the nearest size that is not smaller.
             image.draft(None, (image.width // factor, image.height // factor))
         image.load()
-        # TIFFs may hold measurements; scaled by a guess they would be wrong pixels without a word.
-        if image.mode == "F":
-            raise BadImage("pixels are floating-point numbers, whose range is not known")
-        if image.mode.startswith("I"):  # 16-bit grey: Pillow's conversion would clip everything above 255
-            values = np.asarray(image).astype(np.int64)
-            if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
-                raise BadImage("pixels are numbers of 32 bits, whose range is not known")
-            grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
-            pixels = np.repeat(grey[:, :, None], channels, axis=2)
-        else:
-            # Through RGBA, because a palette may have transparent colours.
-            plain = image.convert("RGBA") if image.mode in ("P", "PA") else image
-            pixels = np.asarray(plain if plain.mode == mode else plain.convert(mode))
+        return pillow_pixels(image, channels)
+
+
+def pillow_pixels(image: "Image.Image", channels: int) -> np.ndarray:
+    """Return the pixels of a loaded image, uint8 [h, w, channels]."""
+    mode = "RGB" if channels == 3 else "L"
+    # TIFFs may hold measurements; scaled by a guess they would be wrong pixels without a word.
+    if image.mode == "F":
+        raise BadImage("pixels are floating-point numbers, whose range is not known")
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's conversion would clip everything above 255
+        values = np.asarray(image).astype(np.int64)
+        if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+            raise BadImage("pixels are numbers of 32 bits, whose range is not known")
+        grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
+        pixels = np.repeat(grey[:, :, None], channels, axis=2)
+    else:
+        # Through RGBA, because a palette may have transparent colours.
+        plain = image.convert("RGBA") if image.mode in ("P", "PA") else image
+        pixels = np.asarray(plain if plain.mode == mode else plain.convert(mode))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 

@@ -23,7 +23,7 @@ from headrace.data.sets.samples import FileSamples
 PATH_NAMES = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_id")
 LABEL_NAMES = ("label", "class", "class_name", "category", "target")
 SPLIT_NAMES = ("split", "subset", "set", "fold")
-_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
     ("val", "valid", "validation", "dev", "eval"), "validation"
 )
 MAX_BYTES = 1 << 30
@@ -167,9 +167,9 @@ def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int 
     if columns[2] is None:
         return _Row(line=line, path=path, label=label, split="")
     given = values[columns[2]].strip().lower()
-    if given not in _SPLITS:
-        raise DataError(f"{file}, line {line:,}: the split is {given[:40]!r}.", rule=f"Splits: {', '.join(_SPLITS)}.")
-    return _Row(line=line, path=path, label=label, split=_SPLITS[given])
+    if given not in SPLITS:
+        raise DataError(f"{file}, line {line:,}: the split is {given[:40]!r}.", rule=f"Splits: {', '.join(SPLITS)}.")
+    return _Row(line=line, path=path, label=label, split=SPLITS[given])
 
 
 def _root(file: Path, dataset_path: str, rows: Sequence[_Row]) -> Path:

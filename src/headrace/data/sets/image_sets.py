@@ -428,7 +428,7 @@ def _against_decoding_once(images: ImageSet, data: Data, size: int, side: int) -
 
 def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Source, Source, BadSamples]:
     """Return the sources of training and validation, and the list of bad samples that they share."""
-    bad = BadSamples(images.place, len(images.train) + len(images.validation), data.max_bad_samples)
+    bad = BadSamples(images.place or images.kind, len(images.train) + len(images.validation), data.max_bad_samples)
     evaluation = evaluation_view(data, size, data.num_channels)
     working, rule = working_size(images, data, size), crop_rule(data, size)
     if working is not None and rule is not None:
