@@ -1,46 +1,139 @@
-"""Values that follow from other options once all are known: the network's full name, its image size, ..."""
+"""Values that nobody gave and that follow from others, as a list of rows in their order.
 
-from collections.abc import Mapping
+`DERIVED` follows from options alone: the network's full name, its image size, ... What follows from the dataset, the
+devices and the weights are rows of the same kind in run/choices.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from headrace.config.field import DEFAULT, Origin
-from headrace.config.layers import Given
+from headrace.config.layers import Given, Layer
 from headrace.config.networks import Variant, find_variant
-from headrace.config.section_data import IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
+from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.core.errors import ConfigError
 
 ALL_CHECKPOINTS = 1_000_000  # more than any run saves
+PIXEL_OPTIONS = ("normalization", "normalise_input", "pixel_mean", "pixel_std")
 _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 
-def derive(found: Mapping[str, Given]) -> dict[str, Given]:
-    """Return all options with those filled in that follow from others."""
-    settled = _output(_checkpoints_for_averages(dict(found)))
-    name, size = found["model_name"], found["model_size"].value
-    image_size = found["image_size"].value or IMAGE_SIZES.get(found["dataset"].value)
-    try:
-        variant = find_variant(name.value, size, image_size)
-    except ConfigError:
-        if size is not None:
-            raise
-        return _momentum(settled)  # not a network of the table: refused, or found elsewhere, when it is built
-    settled["model_name"] = Given(value=variant.name, origin=name.origin)
-    if image_size is None and _takes_own_size(found["dataset"].value, variant):
-        origin = Origin(kind="default", where=f"of {variant.name}")
-        settled["image_size"] = Given(value=variant.image_size, origin=origin)
-    return _momentum(settled)
+class Options:
+    """All options while values are derived: their values so far, and what was derived."""
+
+    def __init__(self, found: Mapping[str, Given]) -> None:
+        self.found = dict(found)
+        self.derived: dict[str, Given] = {}
+        self.said: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of an option so far."""
+        return self.found[name].value
+
+    def origin(self, name: str) -> Origin:
+        """Return where an option's value comes from so far."""
+        return self.found[name].origin
+
+    def is_open(self, *names: str) -> bool:
+        """Say whether nobody gave any of these options, and none of them was chosen."""
+        return all(self.origin(name).kind == DEFAULT.kind for name in names)
+
+    def set(self, name: str, given: Given) -> None:
+        """Set a value that was derived."""
+        self.found[name] = self.derived[name] = given
 
 
-def detected_dataset(found: Mapping[str, Given]) -> Mapping[str, Given]:
-    """Detect the dataset in a path that was given: training on the embedded digits would ignore the path in silence.
+Facts = TypeVar("Facts", bound=Options)
 
-    A path in the environment is a place to search for datasets by name, and asks for none of them.
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Generic[Facts]):
+    """A value that nobody gave: of which option, when, which (None: none after all), and where it comes from.
+
+    `says` is what a note tells of it.
     """
-    named = [name for name in ("dataset_path", "labels") if found[name].origin.kind not in ("default", "environment")]
-    if found["dataset"].origin.is_given or not named:
-        return found
-    return {**found, "dataset": Given(value="auto", origin=Origin(kind="default", where=f"of {named[0]}"))}
+
+    option: str
+    when: Callable[[Facts], object]
+    value: Callable[[Facts], Any]
+    origin: Callable[[Facts], Origin]
+    says: Callable[[Facts], str] = lambda facts: ""
+
+
+def apply_rows(rows: Sequence[Derived[Facts]], facts: Facts) -> None:
+    """Set what the rows derive, one after the other: a row sees what those before it have set."""
+    for row in rows:
+        if not row.when(facts):
+            continue
+        value = row.value(facts)
+        if value is not None:
+            facts.set(row.option, Given(value=value, origin=row.origin(facts)))
+            facts.said += [text] if (text := row.says(facts)) else []
+
+
+def derive(found: Mapping[str, Given], weights: Layer | None = None, *, detects: bool = False) -> dict[str, Given]:
+    """Return all options with those filled in that follow from others.
+
+    `weights` are the options that come with named weights. `detects` says whether a path that is given makes the
+    dataset one to be detected.
+    """
+    facts = _Facts(found, weights or {}, detects=detects)
+    apply_rows(DERIVED, facts)
+    if facts["output"] is not None:  # it is in log_dir and run_name now
+        facts.found["output"] = Given(value=None, origin=DEFAULT)
+    return facts.found
+
+
+class _Facts(Options):
+    def __init__(self, found: Mapping[str, Given], weights: Layer, *, detects: bool) -> None:
+        super().__init__(found)
+        self.weights, self.detects = weights, detects
+
+    def is_free(self, name: str) -> bool:
+        """Say whether the input of weights overrules an option's value."""
+        return self.origin(name).kind in ("default", "recipe")
+
+    @property
+    def named_place(self) -> str:
+        """The option by which somebody says where the images are; a variable is a place to search for sets by name."""
+        named = [
+            name for name in ("dataset_path", "labels") if self.origin(name).kind not in ("default", "environment")
+        ]
+        return named[0] if named else ""
+
+    @cached_property
+    def input_of_weights(self) -> Layer:
+        """The pixels that named weights expect, where nobody says how images are prepared."""
+        dataset, mean = self["dataset"], self.weights.get("pixel_mean")
+        if not self.weights or dataset in SYNTHETIC_DATASETS or not all(map(self.is_free, PIXEL_OPTIONS)):
+            return {}
+        channels = 1 if dataset in GREY_DATASETS else self["num_channels"]
+        return self.weights if mean is None or len(mean.value) in (0, channels) else {}
+
+    @property
+    def size_of_weights(self) -> int:
+        """The size of images that named weights were trained with; 0 where the dataset is not one of image files."""
+        if self["dataset"] not in IMAGE_DATASETS or "image_size" not in self.weights:
+            return 0
+        return self.weights["image_size"].value
+
+    @cached_property
+    def image_size(self) -> int | None:
+        """The size of images, None where it is open."""
+        return self["image_size"] or IMAGE_SIZES.get(self["dataset"])
+
+    @cached_property
+    def variant(self) -> Variant | None:
+        """The network; None where it is none of the table: refused, or found elsewhere, when it is built."""
+        try:
+            return find_variant(self["model_name"], self["model_size"], self.image_size)
+        except ConfigError:
+            if self["model_size"] is not None:
+                raise
+            return None
 
 
 def _takes_own_size(dataset: str, variant: Variant) -> bool:
@@ -48,44 +141,116 @@ def _takes_own_size(dataset: str, variant: Variant) -> bool:
     return dataset in _ANY_SIZE or (dataset in IMAGE_DATASETS and variant.family == "efficientnet")
 
 
-def _momentum(found: dict[str, Given]) -> dict[str, Given]:
-    """Take bn_momentum from norm_layer where that says it."""
-    norm: Any = found["norm_layer"]
-    momentum = norm.value.get("momentum")
-    if momentum is None or not isinstance(momentum, int | float):
-        return found
-    own = found["bn_momentum"]
-    if own.origin.is_given and own.value != momentum:
-        raise ConfigError(
-            f"norm_layer says momentum {momentum}, bn_momentum says {own.value}.", remedy="Leave one of them out."
-        )
-    return found | {"bn_momentum": Given(value=float(momentum), origin=norm.origin)}
+def _shorter_side(facts: _Facts) -> int:
+    """Return it in the proportion of the weights' own crop, and never less than what is cut out of it."""
+    size = facts["image_size"]
+    return max(facts.weights["eval_resize_size"].value * size // facts.size_of_weights, size)
 
 
-def _output(found: dict[str, Given]) -> dict[str, Given]:
-    """Divide the run's directory into where it is and its name."""
-    output = found["output"]
-    if output.value is None:
-        return found
+def _is_output(facts: _Facts) -> bool:
+    """Say whether the run's directory is given as one path, beside nothing else of the same source that says it."""
+    if facts["output"] is None:
+        return False
     for name in ("log_dir", "run_name"):
-        if found[name].origin.kind == output.origin.kind:
+        if facts.origin(name).kind == facts.origin("output").kind and name not in facts.derived:
             raise ConfigError(
-                f"Both are given: output {output.value} and {name} {found[name].value} ({output.origin}).",
+                f"Both are given: output {facts['output']} and {name} {facts[name]} ({facts.origin('output')}).",
                 rule="output is the directory of the run: log_dir/run_name.",
                 remedy="Leave one of them out.",
             )
-    path = Path(output.value)
-    return found | {
-        "log_dir": Given(value=str(path.parent), origin=output.origin),
-        "run_name": Given(value=path.name, origin=output.origin),
-        "output": Given(value=None, origin=DEFAULT),
-    }
+    return True
 
 
-def _checkpoints_for_averages(found: dict[str, Given]) -> dict[str, Given]:
-    """Keep all checkpoints where averages of them are asked for."""
-    asked = found["average_last_epochs"].value or found["average_decays"].value
-    if not asked or found["max_ckpts_to_keep"].origin.is_given:
-        return found
-    origin = Origin(kind="default", where="with averages of checkpoints")
-    return found | {"max_ckpts_to_keep": Given(value=ALL_CHECKPOINTS, origin=origin)}
+def _norm_momentum(facts: _Facts) -> float | None:
+    """Return what norm_layer says of bn_momentum."""
+    momentum = facts["norm_layer"].get("momentum")
+    if momentum is None or not isinstance(momentum, int | float):
+        return None
+    if facts.origin("bn_momentum").is_given and facts["bn_momentum"] != momentum:
+        raise ConfigError(
+            f"norm_layer says momentum {momentum}, bn_momentum says {facts['bn_momentum']}.",
+            remedy="Leave one of them out.",
+        )
+    return float(momentum)
+
+
+def _of_weights(name: str) -> Derived[_Facts]:
+    return Derived(
+        option=name,
+        when=lambda facts: name in facts.input_of_weights,
+        value=lambda facts: facts.weights[name].value,
+        origin=lambda facts: facts.weights[name].origin,
+    )
+
+
+def _default(where: str) -> Origin:
+    return Origin(kind=DEFAULT.kind, where=where)
+
+
+DERIVED: tuple[Derived[_Facts], ...] = (
+    Derived(  # training on the embedded digits would ignore the path in silence
+        option="dataset",
+        when=lambda facts: facts.detects and not facts.origin("dataset").is_given and facts.named_place,
+        value=lambda facts: "auto",
+        origin=lambda facts: _default(f"of {facts.named_place}"),
+    ),
+    *map(_of_weights, PIXEL_OPTIONS),
+    Derived(
+        option="image_size",
+        when=lambda facts: facts.size_of_weights and not facts["image_size"],
+        value=lambda facts: facts.size_of_weights,
+        origin=lambda facts: facts.weights["image_size"].origin,
+    ),
+    Derived(
+        option="eval_resize_size",
+        when=lambda facts: facts.size_of_weights and facts.is_free("eval_resize_size"),
+        value=_shorter_side,
+        origin=lambda facts: facts.weights["image_size"].origin,
+    ),
+    Derived(
+        option="eval_interpolation",
+        when=lambda facts: facts.size_of_weights and facts.is_free("eval_interpolation") and facts["resize_antialias"],
+        value=lambda facts: facts.weights["eval_interpolation"].value,
+        origin=lambda facts: facts.weights["eval_interpolation"].origin,
+    ),
+    Derived(
+        option="max_ckpts_to_keep",
+        when=lambda facts: (
+            (facts["average_last_epochs"] or facts["average_decays"]) and not facts.origin("max_ckpts_to_keep").is_given
+        ),
+        value=lambda facts: ALL_CHECKPOINTS,
+        origin=lambda facts: _default("with averages of checkpoints"),
+    ),
+    Derived(
+        option="log_dir",
+        when=_is_output,
+        value=lambda facts: str(Path(facts["output"]).parent),
+        origin=lambda facts: facts.origin("output"),
+    ),
+    Derived(
+        option="run_name",
+        when=_is_output,
+        value=lambda facts: Path(facts["output"]).name,
+        origin=lambda facts: facts.origin("output"),
+    ),
+    Derived(
+        option="model_name",
+        when=lambda facts: facts.variant,
+        value=lambda facts: facts.variant and facts.variant.name,
+        origin=lambda facts: facts.origin("model_name"),
+    ),
+    Derived(
+        option="image_size",
+        when=lambda facts: (
+            facts.variant and facts.image_size is None and _takes_own_size(facts["dataset"], facts.variant)
+        ),
+        value=lambda facts: facts.variant and facts.variant.image_size,
+        origin=lambda facts: _default(f"of {facts['model_name']}"),
+    ),
+    Derived(
+        option="bn_momentum",
+        when=lambda facts: True,
+        value=_norm_momentum,
+        origin=lambda facts: facts.origin("norm_layer"),
+    ),
+)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
-from headrace.config.derived import derive, detected_dataset
+from headrace.config.derived import derive
 from headrace.config.field import (
     CHOSEN,
     CODE,
@@ -30,7 +30,7 @@ from headrace.config.field import (
 from headrace.config.layers import TIES, Given, Layer, launcher_layer, merge_layers
 from headrace.config.networks import find_variant
 from headrace.config.schema import SECTIONS, Config, all_options
-from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, SYNTHETIC_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.section_model import Model
 from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
 from headrace.config.translations import known_options, translation, without_translation
@@ -223,8 +223,7 @@ def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], with_w
     # After the translation, which fills in the mappings that short forms are written into.
     options = fold(translated.options)
     # Another application has rules of its own for what a path means.
-    options = options if translation().has_defaults(found) else detected_dataset(options)
-    settled = derive(_with_input(options, with_weights))
+    settled = derive(options, with_weights, detects=not translation().has_defaults(found))
     config = build({option: given.value for option, given in settled.items()})
     origins = {option: given.origin for option, given in settled.items() if option in all_options()}
     warnings, notes = check(config, origins)
@@ -263,39 +262,6 @@ def _weight_layer(layers: list[Layer]) -> Layer:
 def _weight_options(name: str) -> Mapping[str, Any]:
     """Return the options that come with weights of a name; who reads weights and runs is to the right of this room."""
     return import_module("headrace.run.weight_options").weight_options(name)
-
-
-_OPEN_KINDS = ("default", "recipe")  # origins that the input of weights overrules
-PIXEL_OPTIONS = ("normalization", "normalise_input", "pixel_mean", "pixel_std")
-
-
-def _with_input(found: Mapping[str, Given], weights: Layer) -> Mapping[str, Given]:
-    """Return the options with images prepared as the network of named weights expects them, where nobody says how."""
-    dataset = found["dataset"].value
-    if not weights or dataset in SYNTHETIC_DATASETS:
-        return found
-
-    def is_open(name: str) -> bool:
-        return found[name].origin.kind in _OPEN_KINDS
-
-    taken: dict[str, Given] = {}
-    channels = 1 if dataset in GREY_DATASETS else found["num_channels"].value
-    if all(map(is_open, PIXEL_OPTIONS)) and len(weights.get("pixel_mean", _NO_MEAN).value) in (0, channels):
-        taken |= {name: weights[name] for name in PIXEL_OPTIONS if name in weights}
-    if dataset in IMAGE_DATASETS and "image_size" in weights:
-        own = weights["image_size"]
-        size = found["image_size"] if found["image_size"].value else own
-        taken["image_size"] = size
-        if is_open("eval_resize_size"):
-            # In the proportion of the weights' own crop, and never less than what is cut out of it.
-            shorter = max(weights["eval_resize_size"].value * size.value // own.value, size.value)
-            taken["eval_resize_size"] = Given(value=shorter, origin=own.origin)
-        if is_open("eval_interpolation") and found["resize_antialias"].value:
-            taken["eval_interpolation"] = weights["eval_interpolation"]
-    return {**found, **taken}
-
-
-_NO_MEAN = Given(value=(), origin=DEFAULT)
 
 
 def with_values(resolved: Resolved, values: Layer) -> Resolved:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from headrace.checkpoint.store import refuse_replacing, save
-from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, resolve_code
+from headrace.config.derived import PIXEL_OPTIONS
+from headrace.config.load import NO_RECIPE, resolve_code
 from headrace.config.networks import find_variant
 from headrace.config.schema import Config
 from headrace.core.addresses import hide_addresses
