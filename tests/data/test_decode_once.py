@@ -24,7 +24,7 @@ from headrace.data.feeding.fetch import fetch
 from headrace.data.feeding.order import StepShape
 from headrace.data.sets.source import kept
 from headrace.engine.visible import Visible
-from headrace.run import design
+from headrace.run import choices
 
 from .image_files import encode, smooth
 
@@ -197,8 +197,8 @@ def test_only_accelerators_crop_without_being_asked(place: Path, monkeypatch: py
     asked = {"dataset_path": str(place), "image_size": 32, "train_crop": "torchvision"}
 
     def chosen(platform: str, **options: Any) -> str:
-        monkeypatch.setattr(design, "visible_devices", lambda _, **__: Visible(platform=platform, count=1))
-        return design.with_replicas(resolve(asked | options, environ={})).config.data.decode_once
+        monkeypatch.setattr(choices, "visible_devices", lambda _, **__: Visible(platform=platform, count=1))
+        return choices.with_replicas(resolve(asked | options, environ={})).config.data.decode_once
 
     assert (chosen("cpu"), chosen("gpu"), chosen("tpu")) == ("off", "auto", "auto")
     assert chosen("cpu", decode_once="on") == "on"
@@ -212,7 +212,7 @@ def test_a_run_keeps_its_choice(
     words += ["toy_model", "--micro-batch-size", "4", "--max-bad-samples", "0.2", "--no-validation"]
     words += ["--lr-schedule", "const", "--lr-warmup-params", "none", "--log-dir"]
     command = ["train", *words, str(tmp_path / "runs"), "--ckpts-per-epoch", "1"]
-    monkeypatch.setattr(design, "visible_devices", lambda platform, **_: Visible(platform="gpu", count=1))
+    monkeypatch.setattr(choices, "visible_devices", lambda platform, **_: Visible(platform="gpu", count=1))
     assert main([*command, "--run-name", "whole", "--num-epochs", "2"]) == 0
     assert main([*command, "--run-name", "part", "--num-epochs", "1"]) == 0
     saved = json.loads((tmp_path / "runs" / "part" / "config.json").read_text())

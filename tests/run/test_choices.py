@@ -9,7 +9,7 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import from_saved, override, resolve, to_saved
 from headrace.engine.visible import Visible
-from headrace.run import choices, design
+from headrace.run import choices
 from headrace.run.choice_rules import (
     choose_batch,
     choose_epochs,
@@ -31,8 +31,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that settles a configuration on these devices."""
 
     def settled(devices: Visible, name: str | None = None, **options: Any) -> Any:
-        for room in (design, choices):
-            monkeypatch.setattr(room, "visible_devices", lambda wanted, **_: devices)
+        monkeypatch.setattr(choices, "visible_devices", lambda wanted, **_: devices)
         return settle(resolve(options, name, environ={}))
 
     return settled

@@ -21,8 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_devices(platform: str, count: int) -> None:
         found = Visible(platform=platform, count=count)
-        for room in (design, choices):
-            monkeypatch.setattr(room, "visible_devices", lambda wanted, **_: found)
+        monkeypatch.setattr(choices, "visible_devices", lambda wanted, **_: found)
 
     return set_devices
 
@@ -92,13 +91,14 @@ def test_a_process_for_each_host_has_all_its_devices(machine, monkeypatch, platf
     }
     resolved = resolve({}, "default", environ=environ)
     assert resolved.config.batch.num_replicas is None
-    monkeypatch.setattr(design, "current_group", lambda: ProcessGroup(process=0, num_processes=2))
-    found = design.with_replicas(resolved)
+    monkeypatch.setattr(choices, "current_group", lambda: ProcessGroup(process=0, num_processes=2))
+    monkeypatch.setattr(choices, "is_watched", lambda: True)
+    found = choices.with_replicas(resolved)
     assert found.config.batch.num_replicas == replicas
     assert found.notes[-1].endswith("in each of 2 processes")
-    uneven = design.with_replicas(resolve({"batch-size": 48}, "default", environ=environ))
+    uneven = choices.with_replicas(resolve({"batch-size": 48}, "default", environ=environ))
     assert uneven.config.batch.num_replicas == (2 if platform == "cpu" else 16)
-    uneven = design.with_replicas(resolve({"batch-size": 36}, "default", environ=environ))
+    uneven = choices.with_replicas(resolve({"batch-size": 36}, "default", environ=environ))
     assert uneven.config.batch.num_replicas == (2 if platform == "cpu" else 12)
 
 

@@ -59,7 +59,7 @@ class Derived(Generic[Facts]):
     option: str
     when: Callable[[Facts], object]
     value: Callable[[Facts], Any]
-    origin: Callable[[Facts], Origin]
+    origin: Origin | Callable[[Facts], Origin]
     says: Callable[[Facts], str] = lambda facts: ""
 
 
@@ -70,7 +70,8 @@ def apply_rows(rows: Sequence[Derived[Facts]], facts: Facts) -> None:
             continue
         value = row.value(facts)
         if value is not None:
-            facts.set(row.option, Given(value=value, origin=row.origin(facts)))
+            origin = row.origin if isinstance(row.origin, Origin) else row.origin(facts)
+            facts.set(row.option, Given(value=value, origin=origin))
             facts.said += [text] if (text := row.says(facts)) else []
 
 
@@ -190,67 +191,58 @@ def _default(where: str) -> Origin:
 DERIVED: tuple[Derived[_Facts], ...] = (
     Derived(  # training on the embedded digits would ignore the path in silence
         option="dataset",
-        when=lambda facts: facts.detects and not facts.origin("dataset").is_given and facts.named_place,
-        value=lambda facts: "auto",
-        origin=lambda facts: _default(f"of {facts.named_place}"),
+        when=lambda f: f.detects and not f.origin("dataset").is_given and f.named_place,
+        value=lambda f: "auto",
+        origin=lambda f: _default(f"of {f.named_place}"),
     ),
     *map(_of_weights, PIXEL_OPTIONS),
     Derived(
         option="image_size",
-        when=lambda facts: facts.size_of_weights and not facts["image_size"],
-        value=lambda facts: facts.size_of_weights,
-        origin=lambda facts: facts.weights["image_size"].origin,
+        when=lambda f: f.size_of_weights and not f["image_size"],
+        value=lambda f: f.size_of_weights,
+        origin=lambda f: f.weights["image_size"].origin,
     ),
     Derived(
         option="eval_resize_size",
-        when=lambda facts: facts.size_of_weights and facts.is_free("eval_resize_size"),
+        when=lambda f: f.size_of_weights and f.is_free("eval_resize_size"),
         value=_shorter_side,
-        origin=lambda facts: facts.weights["image_size"].origin,
+        origin=lambda f: f.weights["image_size"].origin,
     ),
     Derived(
         option="eval_interpolation",
-        when=lambda facts: facts.size_of_weights and facts.is_free("eval_interpolation") and facts["resize_antialias"],
-        value=lambda facts: facts.weights["eval_interpolation"].value,
-        origin=lambda facts: facts.weights["eval_interpolation"].origin,
+        when=lambda f: f.size_of_weights and f.is_free("eval_interpolation") and f["resize_antialias"],
+        value=lambda f: f.weights["eval_interpolation"].value,
+        origin=lambda f: f.weights["eval_interpolation"].origin,
     ),
     Derived(
         option="max_ckpts_to_keep",
-        when=lambda facts: (
-            (facts["average_last_epochs"] or facts["average_decays"]) and not facts.origin("max_ckpts_to_keep").is_given
-        ),
-        value=lambda facts: ALL_CHECKPOINTS,
-        origin=lambda facts: _default("with averages of checkpoints"),
+        when=lambda f: (f["average_last_epochs"] or f["average_decays"]) and not f.origin("max_ckpts_to_keep").is_given,
+        value=lambda f: ALL_CHECKPOINTS,
+        origin=_default("with averages of checkpoints"),
     ),
     Derived(
         option="log_dir",
         when=_is_output,
-        value=lambda facts: str(Path(facts["output"]).parent),
-        origin=lambda facts: facts.origin("output"),
+        value=lambda f: str(Path(f["output"]).parent),
+        origin=lambda f: f.origin("output"),
     ),
     Derived(
         option="run_name",
         when=_is_output,
-        value=lambda facts: Path(facts["output"]).name,
-        origin=lambda facts: facts.origin("output"),
+        value=lambda f: Path(f["output"]).name,
+        origin=lambda f: f.origin("output"),
     ),
     Derived(
         option="model_name",
-        when=lambda facts: facts.variant,
-        value=lambda facts: facts.variant and facts.variant.name,
-        origin=lambda facts: facts.origin("model_name"),
+        when=lambda f: f.variant,
+        value=lambda f: f.variant and f.variant.name,
+        origin=lambda f: f.origin("model_name"),
     ),
     Derived(
         option="image_size",
-        when=lambda facts: (
-            facts.variant and facts.image_size is None and _takes_own_size(facts["dataset"], facts.variant)
-        ),
-        value=lambda facts: facts.variant and facts.variant.image_size,
-        origin=lambda facts: _default(f"of {facts['model_name']}"),
+        when=lambda f: f.variant and f.image_size is None and _takes_own_size(f["dataset"], f.variant),
+        value=lambda f: f.variant and f.variant.image_size,
+        origin=lambda f: _default(f"of {f['model_name']}"),
     ),
-    Derived(
-        option="bn_momentum",
-        when=lambda facts: True,
-        value=_norm_momentum,
-        origin=lambda facts: facts.origin("norm_layer"),
-    ),
+    Derived(option="bn_momentum", when=lambda f: True, value=_norm_momentum, origin=lambda f: f.origin("norm_layer")),
 )

@@ -264,12 +264,17 @@ def _weight_options(name: str) -> Mapping[str, Any]:
     return import_module("headrace.run.weight_options").weight_options(name)
 
 
+def options_of(resolved: Resolved) -> dict[str, Given]:
+    """Return the value and the origin of every option."""
+    return {
+        name: Given(value=getattr(getattr(resolved.config, option.section), name), origin=resolved.origins[name])
+        for name, option in all_options().items()
+    }
+
+
 def with_values(resolved: Resolved, values: Layer) -> Resolved:
     """Return a configuration with values that follow from what it describes, such as the size of its dataset."""
-    options = all_options()
-    current = {name: getattr(getattr(resolved.config, options[name].section), name) for name in options}
-    found = {name: Given(value=value, origin=resolved.origins[name]) for name, value in current.items()} | dict(values)
-    settled = fold(found)
+    settled = fold(options_of(resolved) | dict(values))
     config = build({name: given.value for name, given in settled.items()})
     origins = {name: given.origin for name, given in settled.items()}
     # Checked again, because what was chosen may not go with what was given; but nothing is said twice.

@@ -1,16 +1,25 @@
-"""Options that nobody gave, chosen from dataset, devices and weights before a run; a resumed run keeps them."""
+"""Options that nobody gave, chosen from dataset, devices and weights before a run; a resumed run keeps them.
+
+They are rows in their order, of the same kind as those that follow from options alone (config/derived.py); the numbers
+are in choice_rules.py.
+"""
 
 import secrets
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
+from headrace.config.checks import check
+from headrace.config.derived import Derived, Options, apply_rows
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
-from headrace.config.load import NO_RECIPE, Resolved, with_values
+from headrace.config.load import NO_RECIPE, Resolved, build, options_of, with_values
 from headrace.config.networks import find_variant
-from headrace.config.schema import Config, Model
+from headrace.config.schema import Config, Data, Model
+from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_model import norm_choice, variant_of
 from headrace.config.section_run import DRAWN_SEED
@@ -19,7 +28,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
-from headrace.job import current_group
+from headrace.job import current_group, devices_of_this_process, is_watched
 from headrace.plan.batch import make_batch_plan
 from headrace.run.choice_rules import (
     FINE_TUNING,
@@ -34,14 +43,13 @@ from headrace.run.choice_rules import (
     choose_warmup,
     memory_allowed,
 )
-from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas
+from headrace.run.design import NOTHING, CustomParts, design_run
 from headrace.run.weight_options import weight_options
 from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
 from headrace.weights.named import find_file, is_path
 from headrace.weights.weight_file import read_shapes
 
-# When each rule applies, and how it enters the configuration.
-
+T = TypeVar("T")
 
 # Options of which one settles the matter.
 BATCH = ("batch_size", "micro_batch_size", "global_batch_size")
@@ -53,10 +61,28 @@ BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 
 def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
-    """Return the configuration with all that is left open chosen: whose definition of the network, the replicas, then
-    what `with_choices` chooses.
+    """Return the configuration with all that is left open chosen: whose definition of the network, a seed, the
+    replicas, then what `with_choices` chooses.
     """
-    return with_choices(with_replicas(with_definition(with_drawn(resolved), custom), custom), custom)
+    return _with_choices(_with_rows(with_definition(resolved, custom), (*DRAWN, *REPLICAS), custom), custom)
+
+
+def with_drawn(resolved: Resolved) -> Resolved:
+    """Return the configuration with a seed drawn and the time put into a path, where it asks for them.
+
+    The processes of a job must have joined it: they all get the same.
+    """
+    return _with_rows(resolved, DRAWN)
+
+
+def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration with as many replicas as there are devices, if their number is left open.
+
+    Virtual CPU devices are counted only where `auto` is asked for, or where somebody else has connected JAX and thereby
+    said what it has. In a job every process has the same number of replicas, one at least. The number becomes part of
+    the configuration, for a resumed run.
+    """
+    return _with_rows(resolved, REPLICAS, custom)
 
 
 def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
@@ -64,23 +90,36 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
 
     A note says what was chosen. Nothing is chosen for another application that has defaults of its own.
     """
-    resolved = with_definition(resolved, custom)
-    config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
-    asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
-    # A run that only validates needs a batch, and nothing else of these.
-    if not translation().chooses(resolved.source) or not any(asked[: None if config.run.training else 1]):
+    return _with_choices(with_definition(resolved, custom), custom)
+
+
+def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
+    """Return the configuration to save: what `decode_once auto` chose, which decides the pixels of a resumed run."""
+    if not _decoding_is_open(resolved.config.data):
         return resolved
-    info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=True)
-    if config.run.training and not info.num_train:
+    # Crops of images that were decoded once have other pixels than crops of files: a resumed run must make the same.
+    chosen = Given(value="on" if info.decoded_once else "off", origin=_chosen("for this dataset"))
+    return with_values(resolved, {"decode_once": chosen})
+
+
+def _with_rows(resolved: Resolved, rows: tuple[Derived["Settled"], ...], custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration with what the rows choose, a note for each that says something."""
+    facts = Settled(resolved, custom)
+    apply_rows(rows, facts)
+    return facts.applied(notes=facts.said)
+
+
+def _with_choices(resolved: Resolved, custom: CustomParts) -> Resolved:
+    facts = Settled(resolved, custom)
+    # A run that only validates needs a batch, and nothing else of these.
+    wanted = any(facts.were_open) if facts["training"] else facts.were_open[0]
+    if not wanted or not translation().chooses(resolved.source):
+        return resolved
+    if facts["training"] and not facts.data.num_train:
         return resolved  # refused when the run is designed
-    devices = visible_devices(config.run.platform)
-    work = start.batch(info, devices)
-    if config.run.training:
-        work = work.optimizer().rate(info).epochs(info).warmup()
-        # without a recipe, a run whose batch, rate and epochs are all given is what its author wrote, and no more
-        work = work.statistics(info) if resolved.name not in ("", NO_RECIPE) or any(asked[:3]) else work
-    said = ", ".join(sorted(work.said, key=lambda text: text.startswith("precision")))  # it is decided first
-    return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
+    apply_rows(CHOICES, facts)
+    said = ", ".join(sorted(facts.said, key=lambda text: text.startswith("precision")))  # it is decided first
+    return facts.applied(notes=[f"{CHOSEN}: {said}"] if said else [])
 
 
 def with_definition(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
@@ -129,26 +168,6 @@ def _definition_in(name: str, config: Config, given: Collection[str]) -> Mapping
     return find_definition(config.model, given, read_shapes(find_file(name), config.weights.init_ema), name)
 
 
-def with_drawn(resolved: Resolved) -> Resolved:
-    """Return the configuration with a seed drawn and the time put into a path, where it asks for them.
-
-    The processes of a job must have joined it: they all get the same.
-    """
-    config, drawn = resolved.config, {}
-    group = current_group()
-    if config.run.seed == DRAWN_SEED:
-        # 32 bits: seeds address random bits as uint32.
-        seed = group.broadcast(group.on_first_process(lambda: secrets.randbits(32)))
-        drawn["seed"] = Given(value=seed, origin=Origin(kind=CHOSEN, where="drawn for this run"))
-    if CURRENT_TIME in (place := config.checkpoint.checkpoint_dir or ""):
-        # To the microsecond: runs that a script starts together must not share it.
-        now = time.time()
-        exact = f"{time.strftime('%d_%m_%Y_%H_%M_%S', time.localtime(now))}_{int(now % 1 * 1e6):06}"
-        place = place.replace(CURRENT_TIME, exact)
-        drawn["checkpoint_dir"] = Given(value=place, origin=Origin(kind=CHOSEN, where="for this run"))
-    return with_values(resolved, drawn) if drawn else resolved
-
-
 def with_some_batch(config: Config) -> Config:
     """Return a configuration to evaluate with, whose batch and replicas may have been left open."""
     batch = config.batch
@@ -159,143 +178,326 @@ def with_some_batch(config: Config) -> Config:
     return replace(config, batch=batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Choices:
-    """A configuration while values are chosen for it, and what is said about them."""
+class _Replicas(NamedTuple):
+    """A number of replicas, and the devices that it comes from."""
 
-    resolved: Resolved
-    custom: CustomParts
-    said: tuple[str, ...] = ()
+    number: int
+    where: str
 
-    def is_open(self, *names: str) -> bool:
-        """Say whether nobody gave any of these options."""
-        return all(self.resolved.origins[name].kind == DEFAULT.kind for name in names)
+
+class Settled(Options):
+    """A configuration while values are chosen for it, with its dataset and devices, which are looked at once."""
+
+    def __init__(self, resolved: Resolved, custom: CustomParts) -> None:
+        super().__init__(options_of(resolved))
+        self.resolved, self.custom = resolved, custom
+        names = (BATCH, RATE, ("num_epochs",), ("precision",))
+        self.were_open = [self.is_open(*each) for each in names]
+
+    @property
+    def config(self) -> Config:
+        """The configuration so far, unchecked."""
+        return build({name: given.value for name, given in self.found.items()})
+
+    def applied(self, notes: list[str]) -> Resolved:
+        """Return the configuration with what was chosen, checked."""
+        settled = with_values(self.resolved, self.derived) if self.derived else self.resolved
+        return replace(settled, notes=(*self.resolved.notes, *notes)) if notes else settled
+
+    @cached_property
+    def data(self) -> DataInfo:
+        """The facts of the dataset."""
+        given = self.custom.dataset
+        return given.info if given else describe_dataset(self.config.data, absent_ok=True)
+
+    @cached_property
+    def devices(self) -> Visible:
+        """The devices, with their memory and number formats."""
+        return visible_devices(self["platform"])
+
+    @cached_property
+    def counted_devices(self) -> Visible:
+        """The devices, as far as it takes no time to know of them."""
+        return visible_devices(self["platform"], details=False)
 
     @property
     def fine_tuning(self) -> bool:
         """Whether training starts from trained weights."""
-        return self.resolved.config.weights.weights is not None or self.custom.weights is not None
+        return self["weights"] is not None or self.custom.weights is not None
 
-    def _with(self, why: str, said: str, **values: object) -> "_Choices":
-        origin = Origin(kind=CHOSEN, where=why)
-        chosen = {name: Given(value=value, origin=origin) for name, value in values.items()}
-        return replace(self, resolved=with_values(self.resolved, chosen), said=(*self.said, said))
+    @property
+    def step_images(self) -> int:
+        """The images of a weight update."""
+        return make_batch_plan(self.config.batch).global_batch_size
 
-    def batch(self, info: DataInfo, devices: Visible) -> "_Choices":
-        """Choose the images of a step and, where they do not fit the memory, of a micro batch; before that, their
-        number format, on which the memory depends.
-        """
-        work, run = self._precision(devices), self.resolved.config.run
-        if not self.is_open(*BATCH):
-            return work
-        wanted = self.resolved.config.batch
-        replicas, count = wanted.num_replicas or 1, wanted.gradient_accumulation_count
-        if not run.training:
-            size = BATCH_WITHOUT_TRAINING * replicas * (count or 1)
-            return work._with("for a run that does not train", f"batch size {size}", batch_size=size)
-        # By the number of images: a small dataset needs small batches to have enough steps.
-        size = choose_batch(info.num_train, replicas, count or 1)
-        why = f"{info.num_train:,} images"
-        work = work._with(f"for {why}", f"batch size {size} ({why})", batch_size=size)
-        allowed = memory_allowed(devices.platform, devices.memory_bytes)
-        # With a given accumulation the micro-batch is determined already; without a known memory there is nothing to
-        # fit.
-        if count or allowed is None or size > info.num_train:
-            return work
+    @property
+    def steps_per_epoch(self) -> int:
+        """The weight updates of an epoch."""
+        updates = self["weight_updates_per_epoch"]
+        return max(1, self.data.num_train // self.step_images if updates == -1 else updates)
 
-        def needs(micro: int) -> int:
-            config = work.resolved.config
-            # The plan's own estimate: the same arithmetic that `headrace plan` prints.
-            config = replace(config, batch=replace(config.batch, micro_batch_size=micro))
-            return design_run(config, self.custom, absent_ok=True).plan.memory.total_bytes
+    @property
+    def epochs(self) -> float:
+        """The number of epochs, that which will be chosen where nobody gave it."""
+        if not self.is_open("num_epochs"):
+            return self["num_epochs"]
+        return choose_epochs(self.steps_per_epoch, fine_tuning=self.fine_tuning)
 
-        micro = choose_micro_batch(size // replicas, lambda micro: needs(micro) <= allowed)
-        if micro == size // replicas:
-            return work
-        return work._with("for the device's memory", f"micro batch {micro} (memory)", micro_batch_size=micro)
+    @property
+    def steps(self) -> int:
+        """The weight updates of the run."""
+        return max(1, round(self.epochs * self.steps_per_epoch))
 
-    def _precision(self, devices: Visible) -> "_Choices":
-        config = self.resolved.config
+    @property
+    def usual_rate(self) -> float:
+        """The peak learning rate of a long run from scratch."""
+        return choose_rate(self["optimizer"], self["optimizer_params"].get("momentum"), self.step_images)
+
+    @cached_property
+    def replicas(self) -> _Replicas | None:
+        """The replicas for the devices that are there, None where their number is given or one process has one."""
+        config, batch = self.config, self.config.batch
+        asked, processes = self.origin("num_replicas").is_given, current_group().num_processes
+        if batch.num_replicas or config.run.first_device is not None:
+            return None
+        devices = self.counted_devices
+        platform, count = devices.platform, devices_of_this_process(devices.count)
+        if platform == "cpu" and not asked and (current_group().is_alone or is_watched()):
+            count = 1
+        if not asked and count * processes == 1:
+            return None
+        # The batch may be open, too, and is chosen for the number of replicas: any that can be planned will do here.
+        some_batch = replace(
+            batch,
+            num_replicas=processes,
+            micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None),
+        )
+        wide = design_run(replace(config, batch=some_batch), self.custom, absent_ok=True).plan.devices_per_replica
+        parts, most = batch.gradient_accumulation_count or 1, max(1, count // wide)
+        # batch_size is exact: replicas that do not divide it would change what was asked for.
+        fitting = [
+            each
+            for each in range(1, most + 1)
+            if not batch.batch_size or batch.batch_size % (each * processes * parts) == 0
+        ]
+        each = max(fitting, default=1)
+        where = f"from {count} {platform} device{'s' * (count != 1)}"
+        where += f" in each of {processes} processes" if processes > 1 else ""
+        if count < wide:
+            where += f", fewer than the {wide} for the stages of each"
+        else:
+            where += f", {wide} for the stages of each" if wide > 1 else ""
+            idle = count - each * wide
+            where += f", {idle} of them unused" if idle else ""
+            where += f": --batch-size {batch.batch_size} has to divide" if each < most else ""
+        return _Replicas(each * processes, where)
+
+    @cached_property
+    def precision(self) -> tuple[str, str]:
+        """The precision that suits the devices, and why."""
+        return choose_precision(self.devices.platform, bfloat16=self.devices.bfloat16)
+
+
+def _chosen(where: str) -> Origin:
+    return Origin(kind=CHOSEN, where=where)
+
+
+def _drawn(draw: Callable[[], T]) -> T:
+    """Return what process 0 draws, in every process of the job."""
+    group = current_group()
+    return group.broadcast(group.on_first_process(draw))
+
+
+def _exact_time() -> str:
+    """Return the time to the microsecond: runs that a script starts together must not share it."""
+    now = time.time()
+    return f"{time.strftime('%d_%m_%Y_%H_%M_%S', time.localtime(now))}_{int(now % 1 * 1e6):06}"
+
+
+def _decoding_is_open(data: Data) -> bool:
+    return data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
+
+
+def _batch(facts: Settled) -> int:
+    """Return the images of a step by the number of images: a small dataset needs small batches to have enough steps."""
+    replicas, count = facts["num_replicas"] or 1, facts["gradient_accumulation_count"] or 1
+    if not facts["training"]:
+        return BATCH_WITHOUT_TRAINING * replicas * count
+    return choose_batch(facts.data.num_train, replicas, count)
+
+
+def _micro_batch(facts: Settled) -> int | None:
+    """Return the images of a micro batch where a step's do not fit the memory.
+
+    With a given accumulation it is determined already; without a known memory there is nothing to fit.
+    """
+    allowed = memory_allowed(facts.devices.platform, facts.devices.memory_bytes)
+    if facts["gradient_accumulation_count"] or allowed is None or facts["batch_size"] > facts.data.num_train:
+        return None
+    config, whole = facts.config, facts["batch_size"] // (facts["num_replicas"] or 1)
+    check(config, {name: given.origin for name, given in facts.found.items()})  # what is wrong is not to be designed
+
+    def needs(micro: int) -> int:
+        # The plan's own estimate: the same arithmetic that `headrace plan` prints.
+        changed = replace(config, batch=replace(config.batch, micro_batch_size=micro))
+        return design_run(changed, facts.custom, absent_ok=True, info=facts.data).plan.memory.total_bytes
+
+    micro = choose_micro_batch(whole, lambda micro: needs(micro) <= allowed)
+    return None if micro == whole else micro
+
+
+def _rate(facts: Settled) -> float:
+    """Return the peak learning rate, for the batch and, from scratch, for the number of steps.
+
+    From trained weights, only the last layer learns at it; a network that code gives may have none to tell apart.
+    """
+    if not facts.fine_tuning:
+        return choose_short_rate(facts.usual_rate, facts.steps)
+    if facts.is_open(*TRAINED_PARTS):
+        return float(f"{FINE_TUNING * facts.usual_rate:.2g}")
+    return facts.usual_rate
+
+
+def _why_rate(facts: Settled) -> str:
+    why = f"for a batch of {facts.step_images:,}"
+    if not facts.fine_tuning:
+        return f"{why} and {facts.steps:,} steps" if _rate(facts) < facts.usual_rate else why
+    return f"{why}, from trained weights" if "layer_lr" in facts.derived or facts.is_open(*TRAINED_PARTS) else why
+
+
+def _say_rate(facts: Settled) -> str:
+    rate = facts["learning_rate"]
+    if "layer_lr" not in facts.derived:
+        return f"learning rate {rate:g}"
+    less = float(f"{FINE_TUNING * rate:.2g}")
+    return f"learning rate {rate:g} for the last layer and {less:g} for the others (trained weights)"
+
+
+def _statistics(facts: Settled) -> float | None:
+    """Return how fast batch norm's running statistics move, for the length of the run."""
+    if norm_choice(facts.config.model)["name"] not in ("batch_norm", "custom_batch_norm"):
+        return None
+    keep = choose_statistics_momentum(facts.steps)
+    return None if keep == facts["bn_momentum"] else keep
+
+
+DRAWN: tuple[Derived[Settled], ...] = (
+    Derived(
+        option="seed",
+        when=lambda f: f["seed"] == DRAWN_SEED,
+        value=lambda f: _drawn(lambda: secrets.randbits(32)),  # seeds address random bits as uint32
+        origin=_chosen("drawn for this run"),
+    ),
+    Derived(
+        option="checkpoint_dir",
+        when=lambda f: CURRENT_TIME in (f["checkpoint_dir"] or ""),
+        value=lambda f: f["checkpoint_dir"].replace(CURRENT_TIME, _drawn(_exact_time)),
+        origin=_chosen("for this run"),
+    ),
+)
+REPLICAS: tuple[Derived[Settled], ...] = (
+    # A CPU's crop costs as much as decoding the image again, or more; docs/tutorials/photographs.md has the numbers.
+    Derived(
+        option="decode_once",
+        when=lambda f: _decoding_is_open(f.config.data) and f.counted_devices.platform == "cpu",
+        value=lambda f: "off",
+        origin=_chosen("without an accelerator"),
+    ),
+    Derived(
+        option="num_replicas",
+        when=lambda f: f.replicas,
+        value=lambda f: f.replicas and f.replicas.number,
+        origin=lambda f: _chosen(f.replicas.where if f.replicas else ""),
+        says=lambda f: f"num_replicas is {f['num_replicas']}, {f.origin('num_replicas')}",
+    ),
+)
+CHOICES: tuple[Derived[Settled], ...] = (
+    Derived(
+        option="precision",
         # Who asks for float16 has to choose the precision as well: it needs a loss scale to train.
-        if not config.run.training or not self.is_open("precision") or config.numerics.half_type != "bfloat16":
-            return self
-        precision, why = choose_precision(devices.platform, bfloat16=devices.bfloat16)
-        if precision == config.numerics.precision and not self.is_open(*BATCH):
-            return self  # nothing new to say
-        return self._with(f"for a {why}", f"precision {precision} ({why})", precision=precision)
-
-    def optimizer(self) -> "_Choices":
-        """Choose momentum and the curve of the rate, where the rate is chosen, too.
-
-        Who gives a rate, and no recipe, asks for plain SGD at that rate.
-        """
-        if not self.is_open(*RATE):
-            return self
-        work = self
-        if self.is_open(*OPTIMIZER):
-            params = {"momentum": USUAL_MOMENTUM, "nesterov": True}
-            work = work._with("with the learning rate", f"SGD with momentum {USUAL_MOMENTUM}", optimizer_params=params)
-        if self.is_open("lr_schedule"):
-            work = work._with("with the learning rate", "cosine schedule", lr_schedule="cosine")
-        return work
-
-    def rate(self, info: DataInfo) -> "_Choices":
-        """Choose the peak learning rate, for the batch and, from scratch, for the number of steps."""
-        if not self.is_open(*RATE):
-            return self
-        config = self.resolved.config
-        learning, size = config.learning, make_batch_plan(config.batch).global_batch_size
-        rate = choose_rate(learning.optimizer, learning.optimizer_params.get("momentum"), size)
-        why = f"for a batch of {size:,}"
-        if not self.fine_tuning:
-            least = choose_short_rate(rate, steps := self._num_steps(info))
-            why += f" and {steps:,} steps" if least < rate else ""
-            return self._with(why, f"learning rate {least:g}", learning_rate=least)
-        if not self.is_open(*TRAINED_PARTS):
-            return self._with(why, f"learning rate {rate:g}", learning_rate=rate)
-        why, less = f"{why}, from trained weights", float(f"{FINE_TUNING * rate:.2g}")
-        if self.custom.network is not None:  # it may be a single function, without a head to tell apart
-            return self._with(why, f"learning rate {less:g}", learning_rate=less)
-        said = f"learning rate {rate:g} for the last layer and {less:g} for the others (trained weights)"
-        return self._with(why, said, learning_rate=rate, layer_lr={BACKBONE: FINE_TUNING})
-
-    def epochs(self, info: DataInfo) -> "_Choices":
-        """Choose the number of epochs, for the size of the dataset."""
-        if not self.is_open("num_epochs"):
-            return self
-        steps, epochs = self._steps_per_epoch(info), self._num_epochs(info)
-        return self._with(f"for {steps:,} steps each", f"{epochs:g} epochs", num_epochs=epochs)
-
-    def _steps_per_epoch(self, info: DataInfo) -> int:
-        batch = self.resolved.config.batch
-        whole = info.num_train // make_batch_plan(batch).global_batch_size
-        return max(1, whole if batch.weight_updates_per_epoch == -1 else batch.weight_updates_per_epoch)
-
-    def _num_epochs(self, info: DataInfo) -> float:
-        if not self.is_open("num_epochs"):
-            return self.resolved.config.batch.num_epochs
-        return choose_epochs(self._steps_per_epoch(info), fine_tuning=self.fine_tuning)
-
-    def _num_steps(self, info: DataInfo) -> int:
-        return max(1, round(self._num_epochs(info) * self._steps_per_epoch(info)))
-
-    def warmup(self) -> "_Choices":
-        """Choose the warm-up, unless a rate was given that stays constant."""
-        given_constant = self.is_open("lr_schedule")  # otherwise it was chosen, with the rate
-        if not self.is_open(*WARMUP) or given_constant:
-            return self
-        epochs = choose_warmup(self.resolved.config.batch.num_epochs)
-        return self._with("a tenth of the run", f"warm-up {epochs:g} epochs", warmup_epochs=epochs)
-
-    def statistics(self, info: DataInfo) -> "_Choices":
-        """Choose how fast batch norm's running statistics move, for the length of the run.
-
-        Not for a network given by code, which may have its own.
-        """
-        config, steps = self.resolved.config, self._num_steps(info)
-        keep = choose_statistics_momentum(steps)
-        if not self.is_open("bn_momentum") or keep == config.model.bn_momentum or self.custom.network is not None:
-            return self
-        if norm_choice(config.model)["name"] not in ("batch_norm", "custom_batch_norm"):
-            return self
-        return self._with(f"for {steps:,} steps", f"bn-momentum {keep:g}", bn_momentum=keep)
+        when=lambda f: (
+            f["training"]
+            and f.is_open("precision")
+            and f["half_type"] == "bfloat16"
+            and (f.precision[0] != f["precision"] or f.is_open(*BATCH))  # else there is nothing new to say
+        ),
+        value=lambda f: f.precision[0],
+        origin=lambda f: _chosen(f"for a {f.precision[1]}"),
+        says=lambda f: f"precision {f.precision[0]} ({f.precision[1]})",
+    ),
+    Derived(
+        option="batch_size",
+        when=lambda f: f.is_open(*BATCH),
+        value=_batch,
+        origin=lambda f: _chosen(
+            f"for {f.data.num_train:,} images" if f["training"] else "for a run that does not train"
+        ),
+        says=lambda f: f"batch size {f['batch_size']}" + f" ({f.data.num_train:,} images)" * bool(f["training"]),
+    ),
+    Derived(
+        option="micro_batch_size",
+        when=lambda f: f["training"] and "batch_size" in f.derived,
+        value=_micro_batch,
+        origin=_chosen("for the device's memory"),
+        says=lambda f: f"micro batch {f['micro_batch_size']} (memory)",
+    ),
+    # With the rate alone: who gives a rate, and no recipe, asks for plain SGD at that rate.
+    Derived(
+        option="optimizer_params",
+        when=lambda f: f["training"] and f.is_open(*RATE, *OPTIMIZER),
+        value=lambda f: {"momentum": USUAL_MOMENTUM, "nesterov": True},
+        origin=_chosen("with the learning rate"),
+        says=lambda f: f"SGD with momentum {USUAL_MOMENTUM}",
+    ),
+    Derived(
+        option="lr_schedule",
+        when=lambda f: f["training"] and f.is_open(*RATE, "lr_schedule"),
+        value=lambda f: "cosine",
+        origin=_chosen("with the learning rate"),
+        says=lambda f: "cosine schedule",
+    ),
+    Derived(
+        option="layer_lr",
+        when=lambda f: (
+            f["training"] and f.fine_tuning and f.is_open(*RATE, *TRAINED_PARTS) and f.custom.network is None
+        ),
+        value=lambda f: {BACKBONE: FINE_TUNING},
+        origin=lambda f: _chosen(_why_rate(f)),
+    ),
+    Derived(
+        option="learning_rate",
+        when=lambda f: f["training"] and f.is_open(*RATE),
+        value=_rate,
+        origin=lambda f: _chosen(_why_rate(f)),
+        says=_say_rate,
+    ),
+    Derived(
+        option="num_epochs",
+        when=lambda f: f["training"] and f.is_open("num_epochs"),
+        value=lambda f: f.epochs,
+        origin=lambda f: _chosen(f"for {f.steps_per_epoch:,} steps each"),
+        says=lambda f: f"{f['num_epochs']:g} epochs",
+    ),
+    Derived(
+        option="warmup_epochs",
+        # An open curve is the constant one, of a rate that was given: else it was chosen, with the rate.
+        when=lambda f: f["training"] and f.is_open(*WARMUP) and not f.is_open("lr_schedule"),
+        value=lambda f: choose_warmup(f["num_epochs"]),
+        origin=_chosen("a tenth of the run"),
+        says=lambda f: f"warm-up {f['warmup_epochs']:g} epochs",
+    ),
+    Derived(
+        option="bn_momentum",
+        # Without a recipe, a run whose batch, rate and epochs are all given is what its author wrote, and no more. A
+        # network that code gives may have statistics of its own.
+        when=lambda f: (
+            f["training"]
+            and f.is_open("bn_momentum")
+            and f.custom.network is None
+            and (f.resolved.name not in ("", NO_RECIPE) or any(f.were_open[:3]))
+        ),
+        value=_statistics,
+        origin=lambda f: _chosen(f"for {f.steps:,} steps"),
+        says=lambda f: f"bn-momentum {f['bn_momentum']:g}",
+    ),
+)

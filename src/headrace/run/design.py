@@ -9,11 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.config.field import CHOSEN, Origin
-from headrace.config.layers import Given
-from headrace.config.load import Resolved, override, to_flat, with_values
-from headrace.config.schema import Compiler, Config, Data
-from headrace.config.section_data import IMAGE_DATASETS
+from headrace.config.load import Resolved, override, to_flat
+from headrace.config.schema import Compiler, Config
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tree import PyTree, flatten_named
@@ -27,8 +24,7 @@ from headrace.engine.optimizer import Update, make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
-from headrace.engine.visible import visible_devices
-from headrace.job import check_devices_per_replica, current_group, devices_of_this_process, is_watched
+from headrace.job import check_devices_per_replica, current_group
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
@@ -167,14 +163,21 @@ class Design:
 
 
 def design_run(
-    config: Config, custom: CustomParts = NOTHING, num_processes: int = 1, *, absent_ok: bool = False
+    config: Config,
+    custom: CustomParts = NOTHING,
+    num_processes: int = 1,
+    *,
+    absent_ok: bool = False,
+    info: DataInfo | None = None,
 ) -> Design:
     """Return the design of the run that a configuration describes, with `custom` parts given by code.
 
-    `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images.
+    `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images. `info` are the
+    facts of the dataset, for those who know them already.
     """
     # Described, not opened: a plan needs the numbers of images and classes only.
-    info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=absent_ok)
+    if custom.dataset or not info:
+        info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=absent_ok)
     if not custom.dataset and config.run.training and not info.num_train:
         raise DataError(
             f"{info.place or info.name} has no training images.",
@@ -226,33 +229,6 @@ def _refuse_top5(config: Config, info: DataInfo) -> None:
             rule="The class of an image is always among the five best of so few.",
             remedy="Choose --monitor top1 or loss.",
         )
-
-
-def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
-    """Return the configuration to save: what `decode_once auto` chose, which decides the pixels of a resumed run."""
-    if not _decoding_is_open(resolved.config.data):
-        return resolved
-    # Crops of images that were decoded once have other pixels than crops of files: a resumed run must make the same.
-    value = "on" if info.decoded_once else "off"
-    return with_values(
-        resolved, {"decode_once": Given(value=value, origin=Origin(kind=CHOSEN, where="for this dataset"))}
-    )
-
-
-def _decoding_is_open(data: Data) -> bool:
-    return data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
-
-
-def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
-    """Return the configuration with `decode_once auto` for accelerators alone.
-
-    A CPU's crop costs as much as decoding the image again, or more; docs/tutorials/photographs.md has the numbers.
-    """
-    config = resolved.config
-    if not _decoding_is_open(config.data) or visible_devices(config.run.platform, details=False).platform != "cpu":
-        return resolved
-    off = Given(value="off", origin=Origin(kind=CHOSEN, where="without an accelerator"))
-    return with_values(resolved, {"decode_once": off})
 
 
 def open_data(design: Design) -> DataSet:
@@ -317,53 +293,6 @@ def uneven_remarks(config: Config, info: DataInfo) -> tuple[str, ...]:
     fitting = [weights] if config.learning.loss == "cross_entropy" else []
     fitting += [sampling] if config.data.repeated_augmentation == 1 and config.data.shuffle else []
     return describe_uneven(info.class_names, info.train_counts, fitting)
-
-
-def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
-    """Return the configuration with as many replicas as there are devices, if their number is left open.
-
-    Virtual CPU devices are counted only where `auto` is asked for, or where somebody else has connected JAX and thereby
-    said what it has. In a job every process has the same number of replicas, one at least. The number becomes part of
-    the configuration, for a resumed run.
-    """
-    resolved = _without_crops_on_cpu(resolved)
-    config, batch = resolved.config, resolved.config.batch
-    asked, processes = resolved.origins["num_replicas"].is_given, current_group().num_processes
-    if batch.num_replicas or config.run.first_device is not None:
-        return resolved
-    devices = visible_devices(config.run.platform, details=False)
-    platform, count = devices.platform, devices_of_this_process(devices.count)
-    if platform == "cpu" and not asked and (current_group().is_alone or is_watched()):
-        count = 1
-    if not asked and count * processes == 1:
-        return resolved
-    # The batch may be open, too, and is chosen for the number of replicas: any that can be planned will do here.
-    some_batch = replace(
-        batch,
-        num_replicas=processes,
-        micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None),
-    )
-    wide = design_run(replace(config, batch=some_batch), custom, absent_ok=True).plan.devices_per_replica
-    parts, most = batch.gradient_accumulation_count or 1, max(1, count // wide)
-    # batch_size is exact: replicas that do not divide it would change what was asked for.
-    fitting = [
-        each
-        for each in range(1, most + 1)
-        if not batch.batch_size or batch.batch_size % (each * processes * parts) == 0
-    ]
-    each = max(fitting, default=1)
-    where = f"from {count} {platform} device{'s' * (count != 1)}"
-    where += f" in each of {processes} processes" if processes > 1 else ""
-    if count < wide:
-        where += f", fewer than the {wide} for the stages of each"
-    else:
-        where += f", {wide} for the stages of each" if wide > 1 else ""
-        idle = count - each * wide
-        where += f", {idle} of them unused" if idle else ""
-        where += f": --batch-size {batch.batch_size} has to divide" if each < most else ""
-    chosen = {"num_replicas": Given(value=each * processes, origin=Origin(kind=CHOSEN, where=where))}
-    note = f"num_replicas is {each * processes}, {CHOSEN} {where}"
-    return replace(with_values(resolved, chosen), notes=(*resolved.notes, note))
 
 
 BATCH_OPTIONS = ("batch_size", "micro_batch_size", "gradient_accumulation_count", "global_batch_size")

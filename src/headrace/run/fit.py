@@ -40,7 +40,7 @@ from headrace.ops import describe_missing_kernels
 from headrace.plan.image_sizes import describe_sizes
 from headrace.rows.metrics import class_ratio
 from headrace.run.callbacks import CALLBACK
-from headrace.run.choices import settle
+from headrace.run.choices import settle, with_chosen_decoding, with_replicas
 from headrace.run.custom_functions import refuse_monitor
 from headrace.run.design import (
     NOTHING,
@@ -55,8 +55,6 @@ from headrace.run.design import (
     starting_state,
     uneven_remarks,
     with_batch_of,
-    with_chosen_decoding,
-    with_replicas,
     with_scale_of,
 )
 from headrace.run.directory import (
