@@ -63,6 +63,8 @@ def test_a_killed_worker_is_started_again_where_the_run_was_saved(tmp_path: Path
     storage.mkdir()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "XLA_FLAGS"))}
     environ |= {"PYTHONPATH": SRC, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": ""}
+    # Ray gives workers 60 s to start, and tries again for ever: on a busy machine in vain.
+    environ |= {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600"}
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "program.py", str(storage)],
