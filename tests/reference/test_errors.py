@@ -77,6 +77,11 @@ DATA = [
     ("--generated-data --dataset folder", ["folder", "whose shape is known only from its files"]),
 ]
 SPLITS = "Possible splits of cifar_resnet8: conv2_block1, conv2_block1_post_addition_relu, conv3_block1, "
+KNOWN_THERE = [
+    (f"{FIRST} --name-suffix x", ["no option --name-suffix", "--run-name"]),
+    (f"{FIRST} --log-all-instances", ["no option --log-all-instances", "Process 0 writes for all processes"]),
+    (f"{SECOND} --distributed-training True", ["no option --distributed-training", "--distributed"]),
+]
 PIPELINES = [
     (f"{CIFAR} --device-mapping 0 1 1 0", ["without pipeline stages", SPLITS]),
     (f"{SECOND} --recomputation True", ["without pipeline stages, in application tf2", SPLITS]),
@@ -147,7 +152,7 @@ RUNS = [
     ("--no-such-option 3", ["There is no option --no-such-option"]),
     ("--gc-profile EVERYTHING", ["EVERYTHING"]),
 ]
-CASES = [*BATCHES, *LEARNING, *NETWORKS, *DATA, *PIPELINES, *RUNS]
+CASES = [*BATCHES, *KNOWN_THERE, *LEARNING, *NETWORKS, *DATA, *PIPELINES, *RUNS]
 
 
 @pytest.mark.parametrize(("line", "parts"), CASES, ids=[line for line, _ in CASES])

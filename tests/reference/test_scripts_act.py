@@ -53,6 +53,21 @@ def test_restore_goes_on_to_the_same_weights(run, tmp_path):
     assert steps_of(again, RunStart) == [0, 8]
 
 
+def test_more_iterations_go_on_as_if_they_had_been_asked_for_at_first(tmp_path):
+    """With a rate that does not depend on the length of the run, beyond one pass over the images."""
+    line = f"--application tf1 --model toy_model {SMALL} --batch-size 10 --log-freq 2 --precision 32.32 --no-validation"
+    line += f" --lr-schedule const --warmup-epochs 0 --seed 3 {HERE}"
+    typed("train", f"{line} --iterations 9 --output {tmp_path}/whole")
+    typed("train", f"{line} --iterations 6 --output {tmp_path}/parts")
+    typed("restore", f"{line} --iterations 9 --restore-path {tmp_path}/parts")
+    whole, parts = (
+        load_file(next(list_checkpoints(tmp_path / name / "checkpoints")[-1].glob("*.safetensors")))
+        for name in ("whole", "parts")
+    )
+    for name, values in whole.items():
+        np.testing.assert_array_equal(values, parts[name], err_msg=name)
+
+
 def test_validation_gives_the_checkpoint_the_loss_that_it_had_in_training(run, capsys):
     typed("validation", f"{TRAINED} --restore-path {run} {HERE} --last")
     printed = capsys.readouterr().out

@@ -491,3 +491,8 @@ def test_what_changes_nothing_is_noted(line, note):
     assert any(text.startswith(note) for text in resolved.notes), resolved.notes
     acting = read(f"{first} --hostside-norm --eight-bit-io").notes
     assert not any("changes nothing" in text for text in acting)
+
+
+def test_synthetic_images_of_the_second_application_may_be_made_by_the_cpu():
+    assert read("--application tf2 --model cifar_resnet8 --synthetic-data cpu").config.data.synthetic_on == "host"
+    assert read("--application tf2 --model cifar_resnet8 --synthetic-data ipu").config.data.synthetic_on == "device"

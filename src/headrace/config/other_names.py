@@ -68,6 +68,13 @@ _SAME = {
 
 # (names, option, how a value becomes ours)
 _OTHERWISE = (
+    ("name_suffix", "run_name", "the whole name of a run; --output says its directory."),
+    (
+        "log_all_instances ckpt_all_instances",
+        "",
+        "Process 0 writes for all processes of a job: their records and weights are the same.",
+    ),
+    ("distributed_training", "distributed", "of document 001; poprun, mpirun and others are recognised without it."),
     (
         "pretrained finetune",
         "weights",

@@ -56,6 +56,7 @@ class Data:
         "Replace the dataset's images with random ones, generated on the device (ipu means the same), or on the host "
         "as with generated_data.",
         choices=("device", "ipu", "host"),
+        synonyms=(("cpu", "host"),),
         bare_value="device",
     )
     image_size: int | None = option(

@@ -275,7 +275,10 @@ def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = 
         changed.append(f"global batch size ({before.batch.global_batch_size} -> {after.batch.global_batch_size})")
     # The step's number is translated to an epoch by this, for the order of samples and the learning rate. Named alone:
     # where the batch changed, this follows from it.
-    if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed:
+    # One epoch of more steps (tf1's --iterations) begins with the same ones.
+    longer = (before.steps.num_epochs, after.steps.num_epochs) == (1, 1)
+    longer = longer and before.steps.updates_per_epoch <= after.steps.updates_per_epoch
+    if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed and not longer:
         changed.append("weight_updates_per_epoch")
     if changed:
         raise CheckpointError(
