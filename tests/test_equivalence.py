@@ -1,10 +1,14 @@
 """The main test: every plan gives the weights of one device on the same normalisation groups, to float32 rounding."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.engine.step import StepSpec, statistics_momentum
 from headrace.model.cost import Cost
 from headrace.model.network import Network
 from headrace.model.norm import NormSpec
@@ -72,12 +76,13 @@ def test_distributed_batch_norm_is_batch_norm_of_the_larger_batch(samples, stabl
         assert_close(apart["params"], wanted["params"], 1e-3)
 
 
-def test_running_statistics_are_the_mean_over_micro_batches(samples):
+@pytest.mark.parametrize(("start", "kept"), [(None, 0.9), (0.25, 0.25)])
+def test_running_statistics_are_the_mean_over_micro_batches(samples, start, kept):
     """Stem statistics after one step against NumPy: mean and unbiased variance per micro-batch, then their mean."""
     config = config_from(OPTIONS | {"lr_schedule_params": {"initial_learning_rate": 0.0}})
     network = small_residual(NormSpec())
     images, labels = samples
-    state, _ = train_steps(config, network, images[:1], labels[:1], replicas=2, count=2)
+    state, _ = train_steps(config, network, images[:1], labels[:1], replicas=2, count=2, bn_momentum_start=start)
     kernel = network.init(0)[0]["conv1"]["conv"]["kernel"]
     padded = np.pad(images[0].astype(np.float64), ((0, 0), (0, 1), (0, 1), (0, 0)))  # SAME at stride 2, even size
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::2, ::2]
@@ -86,8 +91,15 @@ def test_running_statistics_are_the_mean_over_micro_batches(samples):
     mean = micros.mean(1).mean(0)
     variance = micros.var(1, ddof=1).mean(0)
     stats = state["stats"]["conv1"]["norm"]
-    np.testing.assert_allclose(stats["mean"], 0.1 * mean, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(stats["variance"], 0.9 + 0.1 * variance, rtol=1e-4)
+    np.testing.assert_allclose(stats["mean"], (1 - kept) * mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(stats["variance"], kept + (1 - kept) * variance, rtol=1e-4)
+
+
+def test_statistics_follow_the_number_of_steps():
+    spec = cast(StepSpec, SimpleNamespace(bn_momentum=0.9, bn_momentum_start=0.5))
+    kept = [float(statistics_momentum(spec, step)) for step in (0, 119, 179, 299, 599, 10**6)]
+    assert kept == pytest.approx([0.5, 0.5, 1 - 60 / 180, 0.8, 0.9, 0.9])
+    assert statistics_momentum(cast(StepSpec, SimpleNamespace(bn_momentum=0.97, bn_momentum_start=None)), 3) == 0.97
 
 
 class OneWeight:

@@ -100,12 +100,25 @@ def test_networks_bring_their_image_size():
         ({"proxy_epsilon": 0.1}, "without proxy norm"),
         ({"groups": 2, "dbn_replica_group_size": 2, "num_replicas": 2}, "Only batch norm has statistics"),
         ({"norm_layer": {"name": "batch_norm", "momentum": 0.9}, "bn_momentum": 0.8}, "momentum 0.9, bn_momentum"),
+        ({"bn_momentum": 0.8, "bn_momentum_start": 0.9}, "bn_momentum_start 0.9.*is above bn_momentum 0.8"),
+        ({"groups": 2, "bn_momentum_start": 0.5}, "bn_momentum_start 0.5.*with group_norm"),
         ({"block_survival_prob": 0.0, "model": "efficientnet_b0"}, "more than 0"),
     ],
 )
 def test_refusals(given, told):
     with pytest.raises(ConfigError, match=told):
         config_from(given)
+
+
+def test_who_says_how_much_of_the_statistics_is_kept_says_it_of_all_steps():
+    def momentums(**given):
+        model = resolve(given, environ={}).config.model
+        return model.bn_momentum, model.bn_momentum_start
+
+    assert momentums() == (0.9, 0.5), "the demo"
+    assert momentums(bn_momentum=1) == (1, None)
+    assert momentums(groups=2) == (0.9, 0.5), "without an effect"
+    assert momentums(bn_momentum=0.8, bn_momentum_start=0.2) == (0.8, 0.2)
 
 
 def test_short_ways_to_say_a_norm():

@@ -88,6 +88,8 @@ TIES = (
     Tie(owner="group_norm", dependent="norm_layer", keep=lambda on, norm: None if on else norm),
     Tie(owner="batch_norm", dependent="norm_layer", keep=lambda on, norm: None if on else norm),
     Tie(owner="groups", dependent="norm_layer", keep=lambda groups, norm: None),
+    # Who says how much is kept says it of all steps.
+    Tie(owner="bn_momentum", dependent="bn_momentum_start", keep=lambda momentum, start: None, silent=True),
     Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
     Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
     *(

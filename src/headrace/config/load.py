@@ -44,7 +44,8 @@ DEFAULT_RECIPE = "default"
 IMAGES_RECIPE = "images"  # the default where somebody names a path to their images
 NO_RECIPE = "none"
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
-KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
+# Not of one network, but of how it trains.
+KEPT_OF_MODEL = {"bn_momentum", "bn_momentum_start", "stable_norm", "dbn_replica_group_size"}
 NAMED_OF_DATA = frozenset(
     {"dataset", "dataset_path", "validation_path", "labels", "image_size", "num_channels", "num_classes", "num_samples"}
 )

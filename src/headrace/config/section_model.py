@@ -76,6 +76,12 @@ class Model:
         aliases=("bn_decay",),
         check=between(0, 1),
     )
+    bn_momentum_start: float | None = option(
+        None,
+        "Fraction kept at the first steps; it rises with the steps so far, as 1 - 60 / steps, to bn_momentum. Unset "
+        "means bn_momentum from the start.",
+        check=between(0, 1),
+    )
     norm_epsilon: float | None = option(
         None, "Epsilon added to variances in normalisation; unset means the model's own.", check=at_least(0)
     )
@@ -232,6 +238,22 @@ MODEL_RULES = (
         problem=lambda facts: f"{facts.describe('dbn_replica_group_size')} with {_norm_name(facts)}.",
         rule="Only batch norm has statistics to share between replicas.",
         remedy="Leave dbn_replica_group_size out.",
+    ),
+    Rule(
+        broken=lambda facts: (facts.config.model.bn_momentum_start or 0) > facts.config.model.bn_momentum,
+        problem=lambda facts: f"{facts.describe('bn_momentum_start')} is above {facts.describe('bn_momentum')}.",
+        rule="The share rises from the start's to bn_momentum.",
+        remedy="Lower bn_momentum_start, or leave it out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            _differs(facts, "bn_momentum_start")
+            and facts.asked("bn_momentum_start")
+            and _norm_name(facts) not in ("batch_norm", "custom_batch_norm")
+        ),
+        problem=lambda facts: f"{facts.describe('bn_momentum_start')} with {_norm_name(facts)}.",
+        rule="Only batch norm has running statistics.",
+        remedy="Leave bn_momentum_start out.",
     ),
 )
 

@@ -72,6 +72,7 @@ class StepSpec:
     stable_norm: bool
     norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float
+    bn_momentum_start: float | None = None  # with it, bn_momentum is the end of a rise: statistics_momentum
     ema_decay: float
     scale_schedule: ScaleSchedule = ()  # of the loss scale
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
@@ -253,7 +254,7 @@ def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, gr
             grads, state["opt"], params32, step=step, rate=spec.lr_curve(step), grad_norm=grad_norm
         )
     params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)
-    keep = spec.bn_momentum
+    keep = statistics_momentum(spec, step)
 
     # Statistics move once per step, by the mean over micro-batches and replicas: so plans with the same norm groups
     # have the same statistics, whatever their replicas and accumulation.
@@ -266,6 +267,18 @@ def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, gr
     if "ema" in state:
         changed["ema"] = next_ema(state["ema"], {"params": params, "stats": stats}, state["step"], spec.ema_decay)
     return changed
+
+
+def statistics_momentum(spec: StepSpec, step: jax.typing.ArrayLike) -> float | jax.Array:
+    """Return the share of batch norm's running statistics that a step keeps.
+
+    With a start, they are means over a 60th of the steps so far: while the weights change fast, statistics that are ten
+    steps old are those of another network; at the end, those of many steps are the more exact ones.
+    """
+    if spec.bn_momentum_start is None:
+        return spec.bn_momentum
+    rising = 1 - STATISTICS_SHARE / (jnp.asarray(step, jnp.float32) + 1)
+    return jnp.clip(rising, spec.bn_momentum_start, spec.bn_momentum)
 
 
 def is_moved(spec: StepSpec, name: str) -> bool:
@@ -294,5 +307,6 @@ def finite_by_block(names: Sequence[str], grads: PyTree) -> jax.Array:
     return jnp.stack(flags)
 
 
+STATISTICS_SHARE = 60  # of the steps so far that running statistics are means over, where they follow them
 # How a block of K steps is sharded: [K, G, B, ...] with B over the replicas, but for these, one number for each step.
 PER_STEP = ("epoch", "seed", "rate")

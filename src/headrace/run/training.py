@@ -218,6 +218,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         stable_norm=config.model.stable_norm,
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,
+        bn_momentum_start=config.model.bn_momentum_start,
         ema_decay=config.learning.ema_decay,
         scale_schedule=design.scale_schedule,
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
