@@ -1,4 +1,4 @@
-"""`headrace data`: download or verify a dataset, build TFRecords, pack images, measure the input path."""
+"""`headrace data`: download, verify or show a dataset, build TFRecords, pack images, measure the input path."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from headrace.core.local_path import local_text
 ACTIONS = {
     "get": "download a dataset by name, check it and unpack it",
     "verify": "check all files of a dataset and print the number of images of each class and split",
+    "report": "write a page: counts, sizes, images of each class, images nearly equal, doubtful labels",
     "build": "write ImageNet's TFRecords from class folders",
     "pack": "pack images, made smaller, into one file that is read about twice as fast",
     "bench": "measure the host's input path: images per second of each part and number of threads",
@@ -27,7 +28,9 @@ def main(argv: list[str]) -> int:
     action, *rest = argv
     if action not in ACTIONS:
         raise ConfigError(f"There is no `headrace data {action}`.", remedy=did_you_mean(action, ACTIONS))
-    return {"get": _get, "verify": _verify, "build": _build, "pack": _pack, "bench": _bench}[action](rest)
+    return {"get": _get, "verify": _verify, "report": _report, "build": _build, "pack": _pack, "bench": _bench}[action](
+        rest
+    )
 
 
 def _get(argv: list[str]) -> int:
@@ -66,6 +69,51 @@ def _verify(argv: list[str]) -> int:
     report = verify(resolved.config.data)
     print(format_report(report))
     return 1 if report.problems or report.duplicates else 0
+
+
+def _report(argv: list[str]) -> int:
+    from headrace.cli.options import check_output, parse, writing
+    from headrace.core.files import write_atomic
+    from headrace.core.local_path import local_path
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=local_path,
+            default=Path("data.html"),
+            metavar="FILE",
+            help="file to write [data.html]",
+        )
+        parser.add_argument(
+            "--run",
+            default="",
+            metavar="RUN_DIR",
+            help="a run, or a sweep of folds, whose networks judge the labels of images they were not trained on",
+        )
+
+    resolved, args = parse(argv, "headrace data report", extra)
+    check_output(args.output, "-o")
+    from headrace.data.survey import near_duplicates, survey
+    from headrace.report.data_report import data_page
+
+    found = survey(resolved.config.data)
+    doubts = None
+    if args.run:
+        from headrace.engine.devices import start_devices
+        from headrace.run.doubtful_labels import doubtful_labels
+
+        start_devices(resolved.config.run.platform, 1)
+        doubts = doubtful_labels(found, args.run)
+        print(f"doubtful labels: {len(doubts.found):,} of {doubts.judged:,} images")
+    pairs = near_duplicates(found.found)
+    print(
+        f"images: {len(found.found):,}, {len(found.images.class_names):,} classes; nearly equal: {len(pairs):,} pairs"
+    )
+    with writing(args.output, "-o"):
+        write_atomic(args.output, data_page(found, pairs, doubts).encode())
+    print(f"written: {args.output}")
+    return 0
 
 
 def _build(argv: list[str]) -> int:

@@ -276,6 +276,16 @@ SCREENS: Mapping[str, Screen] = {
         rows=_OF_DATA,
         groups=("data", ELSEWHERE),
     ),
+    "data report": Screen(
+        about="Write a page about a dataset: counts and sizes, images of each class, images that are nearly equal and, "
+        "with a run, labels that are doubtful.",
+        examples=(
+            ("headrace data report photos/", "data.html"),
+            ("headrace data report photos/ --run runs/NAME", "judged by a run's network"),
+        ),
+        rows=_OF_DATA,
+        groups=("data", ELSEWHERE),
+    ),
     "data build": Screen(
         about="Write class folders as TFRecords, as ImageNet's: a few large files that other programs read.",
         examples=(("headrace data build --dataset-path photos/ --output-dir records/", ""),),

@@ -43,13 +43,13 @@ def main(argv: list[str]) -> int:
     common = {name: value for name, value in parsed.options.items() if names[name] not in _PLACE and name not in axes}
     chosen = [f"--{flag.replace('_', '-')}={value}" for flag, value in _recipe(parsed.args)]
     # Each combination is read before anything starts: a value that cannot be is met now, not hours later.
-    from headrace.run.sweep import FOLD, Sweep, is_sweep, plan_runs, save_sweep
+    from headrace.run.sweep import FOLD, Sweep, fold_file, is_sweep, plan_runs, save_sweep
 
     first = None
     for point in plan_runs(axes, lambda _: []):
         resolved = resolve_arguments(Parsed(options={**common, **point.values}, args=parsed.args))
         first = first or resolved
-    files = [(directory / f"fold_{number + 1}.csv").absolute() for number in range(folds or 0)]
+    files = [fold_file(directory, number + 1).absolute() for number in range(folds or 0)]
     if first and files and not is_sweep(directory):  # of a sweep that goes on, they stay as they are
         from headrace.data.sets.folds import write_folds
 

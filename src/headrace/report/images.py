@@ -1,11 +1,34 @@
-"""Validation images in a run's report."""
+"""Images in pages: thumbnails as addresses, and the validation images of a run's report."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from headrace.report.markup import Html, element, section
 from headrace.report.run_files import RunFiles
+
+THUMBNAIL = 128  # pixels of a side, at most
+
+
+def thumbnail(pixels: np.ndarray, side: int = THUMBNAIL) -> str:
+    """Return an image of 0..255, reduced, as the address of an image; JPEG where PNG would be large."""
+    levels = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    image = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels[..., :3])
+    image.thumbnail((side, side))
+    # Small images, such as digits, are smaller as PNG and keep their sharp pixels.
+    return image_address(image, "JPEG" if image.width * image.height > 48 * 48 else "PNG")
+
+
+def image_address(image: Image.Image, form: str) -> str:
+    """Return an image as an address that contains it."""
+    out = io.BytesIO()
+    image.save(out, form, quality=80)  # the quality is JPEG's; PNG ignores it
+    return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def draw_images(files: RunFiles) -> Html:

@@ -1,7 +1,5 @@
 """A page on this machine to drop a photograph into: the classes that a trained network sees, and where it looked."""
 
-import base64
-import io
 import tempfile
 import threading
 from http import HTTPStatus
@@ -10,10 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from PIL import Image
-
 from headrace.core.errors import HeadraceError
 from headrace.data.decoding.image import readable_extensions
+from headrace.report.images import image_address
 from headrace.report.markup import element, page
 from headrace.report.server import Access, Answer, Query, Routes, json_answer, make_pages_server
 from headrace.run.grad_cam import Explainer, Explanation, color_text, overlays
@@ -92,11 +89,5 @@ def _facts(found: Explanation) -> dict[str, Any]:
     return {
         "name": found.name,
         "best": [{"name": name, "share": share} for name, share in found.best],
-        "maps": [{"title": titles[name], "image": _address(image)} for name, image in drawn.items()],
+        "maps": [{"title": titles[name], "image": image_address(image, "PNG")} for name, image in drawn.items()],
     }
-
-
-def _address(image: Image.Image) -> str:
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

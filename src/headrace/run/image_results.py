@@ -1,7 +1,5 @@
 """The validation images of a run, seen by its best weights: images.json."""
 
-import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.dataset import open_dataset
 from headrace.data.sets.source import Source
 from headrace.engine.devices import start_run_devices
+from headrace.report.images import THUMBNAIL, image_address, thumbnail
 from headrace.report.run_files import IMAGES_FILE
 from headrace.run.calibration import area_under_roc, calibration, notable_images, threshold_table, top_k
 from headrace.run.design import Design, design_run
@@ -30,7 +29,6 @@ from headrace.telemetry.validation_report import validation_report
 from headrace.weights.input_form import InputForm
 from headrace.weights.weights import EMA, RAW, Weights
 
-_SIDE = 128  # pixels of a thumbnail, at most
 _MOSAIC = 16  # training images in the mosaic
 
 
@@ -146,23 +144,8 @@ def _notable(source: Source, number: int, shares: np.ndarray, names: Sequence[st
         "predicted": names[predicted],
         "probability": float(shares[predicted]),
         "true_probability": float(shares[true]),
-        "image": _data_uri(source.read(np.array([number]), 0)[0]),
+        "image": thumbnail(source.read(np.array([number]), 0)[0]),
     }
-
-
-def _data_uri(pixels: np.ndarray) -> str:
-    """Return an image of 0..255, reduced to a thumbnail, as the address of an image; JPEG where PNG would be large."""
-    levels = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
-    image = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels[..., :3])
-    image.thumbnail((_SIDE, _SIDE))
-    # Small images, such as digits, are smaller as PNG and keep their sharp pixels.
-    return _as_address(image, "JPEG" if image.width * image.height > 48 * 48 else "PNG")
-
-
-def _as_address(image: Image.Image, form: str) -> str:
-    out = io.BytesIO()
-    image.save(out, form, quality=80)  # the quality is JPEG's; PNG ignores it
-    return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def _mosaic(design: Design, train: Source) -> str:
@@ -183,5 +166,5 @@ def _mosaic(design: Design, train: Source) -> str:
         top, left = k // across * height, k % across * width
         sheet[top : top + height, left : left + width] = each
     image = Image.fromarray(np.rint(sheet[..., 0] if channels == 1 else sheet[..., :3]).astype(np.uint8))
-    image.thumbnail((8 * _SIDE, 8 * _SIDE))
-    return _as_address(image, "PNG")
+    image.thumbnail((8 * THUMBNAIL, 8 * THUMBNAIL))
+    return image_address(image, "PNG")

@@ -104,6 +104,11 @@ def save_sweep(sweep: Sweep) -> None:
     write_atomic(file, text.encode())
 
 
+def fold_file(directory: Path, number: int) -> Path:
+    """Return the file that lists the images of a fold, numbered from 1."""
+    return directory / f"fold_{number}.csv"
+
+
 def is_sweep(directory: Path) -> bool:
     """Say whether a directory is that of a sweep."""
     return (directory / SWEEP_FILE).is_file()
