@@ -11,6 +11,8 @@ from headrace.cli.options import parse
 from headrace.config.field import find_option, option_names
 from headrace.config.load import resolve
 from headrace.config.translations import known_options
+from headrace.engine.compiler import COUNTERPARTS
+from headrace.run.design import design_run
 from tests.reference.test_tables_defaults import ROWS, value_of
 from tests.seeds.checklist import (
     EVIDENCE,
@@ -109,6 +111,51 @@ def test_an_option_changes_the_run_or_is_said_to_have_no_effect(document: str, n
     given, _ = parse([*base, *shlex.split(example.typed)], "headrace plan")
     changed = {key for key, value in vars(given.config).items() if value != getattr(without.config, key)}
     assert changed or any(f"without effect: {example.option}" in note for note in given.notes)
+
+
+# What an option does only while a run goes on, by our name; its test looks at it there.
+IN_THE_RUN = {
+    "average_decays",
+    "average_last_epochs",
+    "checkpoint_dir",
+    "clean_dir",
+    "dataset_path",
+    "gc_profile",
+    "wandb",
+}
+OF_NO_RUN = {"config", "config_path", "repeat", "restore_path", "distributed"}
+
+
+def executed(words: list[str]) -> tuple[object, ...]:
+    """Return what a run of this command line executes: plan, network, numbers, feed and compiler's options."""
+    resolved, _ = parse(words, "headrace plan")
+    config, design = resolved.config, design_run(resolved.config, absent_ok=True)
+    plan = design.plan.to_dict() | {"warnings": None}
+    asked = [(name, getattr(config.compiler, name)) for name in COUNTERPARTS]
+    compiler = [
+        COUNTERPARTS[name](value, backend)
+        for backend in ("cpu", "gpu", "tpu")
+        for name, value in asked
+        if value not in (None, ())
+    ]
+    numbers = config.learning, config.numerics, design.precision, config.run.seed, config.run.first_device
+    norms = config.model.stable_norm, config.model.dbn_replica_group_size, config.model.bn_momentum
+    return tuple(map(repr, (plan, design.network, numbers, norms, design.plan.feed, compiler)))
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [(document, row["option"]) for document, headings in STATED.items() for rows in headings.values() for row in rows],
+)
+def test_an_option_reaches_what_is_executed_or_is_noted(document: str, name: str) -> None:
+    example = example_of(document, name)
+    if example.option in OF_NO_RUN | IN_THE_RUN:
+        return
+    base = shlex.split(f"{RUNS[document]} {example.needs}")
+    typed = [*base, *shlex.split(example.typed)]
+    noted = parse(typed, "headrace plan")[0].notes
+    said = any(f"{example.option} (" in text or "changes nothing" in text for text in noted)
+    assert executed(base) != executed(typed) or said, noted
 
 
 def test_every_proof_is_of_an_option_of_the_documents() -> None:
