@@ -12,10 +12,10 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
 FROM python:3.13-slim-bookworm
 ARG EXTRAS=""
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(echo /wheels/headrace-*.whl)${EXTRAS}" && headrace --version > /tmp/version && grep 'kernels for CPUs: kernels' /tmp/version
+RUN pip install --no-cache-dir "$(echo /wheels/headrace-*.whl)${EXTRAS}" && headrace --version > /tmp/version && grep 'kernels for CPUs: kernels' /tmp/version && rm /tmp/version
 # read by NVIDIA's toolkit, without effect elsewhere
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN useradd --create-home --uid 1000 trainer
+RUN useradd --create-home --uid 1000 trainer && install --directory --owner 1000 /work
 USER 1000
 WORKDIR /work
 ENTRYPOINT ["headrace"]

@@ -1,5 +1,6 @@
 """A state that process 0 sends to all: in pieces, bit by bit, with real processes."""
 
+import ipaddress
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +15,7 @@ PROGRAM = """
 import numpy as np
 from headrace.job import control
 from headrace.job import join_job
-from tests.job.test_control import make_tree
+from tests.job.test_control import listened_at, make_tree
 
 control.PIECE_BYTES = 100
 with join_job() as info:
@@ -31,10 +32,28 @@ with join_job() as info:
         assert group.all_gather({"turn": turn, "process": info.process}) == [
             {"turn": turn, "process": process} for process in range(info.num_processes)
         ]
+    assert set(listened_at()) <= {"127.0.0.1", "::1"}, listened_at()
     if info.is_first:
+        assert listened_at(), "JAX's service listens here"
         assert not group._store.key_value_dir_get("headrace/run/gather/"), "the store would grow"
 print("equal")
 """
+
+
+def listened_at() -> list[str]:
+    """Return the addresses at which this process accepts connections, as the kernel lists them."""
+    own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    found = []
+    for file in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{file}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                number = bytes.fromhex(fields[1].partition(":")[0])
+                # words of four bytes, each in the machine's order
+                words = b"".join(number[at : at + 4][::-1] for at in range(0, len(number), 4))
+                address = ipaddress.ip_address(words)
+                found.append(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
 
 
 def make_tree(seed: int) -> dict[str, np.ndarray]:
