@@ -68,7 +68,8 @@ clean:
 	exit 1
 
 .venv/.installed: .venv/.created pyproject.toml $(NATIVE)
-	$(PIP) --editable .
+	@echo "Installing JAX and a few other packages, then compiling the kernels for CPUs: a minute or two, once"
+	$(PIP:--quiet=) --editable .
 	@touch $@
 
 .venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)
