@@ -246,6 +246,7 @@ OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     values.FLOATS: st.lists(st.floats(0, 2), max_size=3).map(tuple),
     values.MAPPING: st.dictionaries(st.text(), JSON, max_size=3),
     values.BYTES: st.integers(0, 2**40).map(str) | st.just("1.5 GiB"),
+    values.DURATION: st.integers(1, 10**6).map(float),
     values.CLASS_WEIGHTS: st.just(("balanced",)) | st.lists(st.floats(0, 9), max_size=3).map(tuple),
     values.LOSS_SCALE: st.just("dynamic") | st.floats(0, 1e6),
     values.REPLICAS: st.integers(-5, 64),

@@ -105,7 +105,7 @@ def test_another_learning_rate_needs_no_other_program():
         config = config_from(OPTIONS | {"lr_schedule_params": {"absolute_learning_rate": rate}})
         spec = make_spec(config, NETWORK, 16, replicas=1, count=1)
         block = make_block(images, labels, 1)
-        block |= {"rate": rate_table(spec.lr_curve)(0, 1)} if sent else {}
+        block |= {"rate": rate_table(spec.lr_curve)(np.arange(1))} if sent else {}
         arguments = first_state(spec), None, block, np.array([0, 1], np.int32)
         lowered = make_call(make_step(spec), replica_mesh(jax.devices()[:1]), block).lower(*arguments)
         texts.append(lowered.as_text())

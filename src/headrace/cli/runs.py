@@ -98,7 +98,7 @@ def _columns(runs: list["RunSummary"], place: Path) -> list[Column]:
 
 
 def _epochs(run: "RunSummary") -> str:
-    planned = f"/{run.start.num_epochs}" if run.start else ""
+    planned = run.start.of_epochs if run.start else ""
     return f"{round(run.epoch, 2):g}{planned}" if run.start else "-"
 
 

@@ -22,7 +22,7 @@ from headrace.config.section_learning import (
 )
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES, WEIGHTS_AT_START
 from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES, needs_stages
-from headrace.config.section_run import BATCH_RULES
+from headrace.config.section_run import BATCH_RULES, RUN_RULES
 from headrace.core.errors import ConfigError
 from headrace.rows.metrics import METRICS
 
@@ -98,6 +98,7 @@ _ACROSS_SECTIONS = (
 )
 
 RULES = (
+    *RUN_RULES,
     *BATCH_RULES,
     *DATA_RULES,
     *LEARNING_RULES,

@@ -51,6 +51,10 @@ _SAME = {
     "rand_augment_magnitude": "ra_magnitude",
     "repeated_augmentation": "ra_reps",
     "ema_decay": "model_ema_decay ema_momentum",
+    "time_budget": "max_time max_seconds max_train_time",
+    "vertical_flip": "vflip random_vertical_flip",
+    "rotation": "degrees random_rotation",
+    "auto_augment": "auto_augment_policy autoaugment_policy",
     "layer_decay": "layerwise_lr_decay layer_wise_lr_decay llrd",
     "dropout_rate": "drop dropout drop_rate",
     "pipeline_num_parallel": "j workers num_workers dataloader_num_workers",
@@ -97,8 +101,8 @@ _OTHERWISE = (
     ),
     (
         "aa",
-        "rand_augment",
-        "the number of operations, such as 2, with --rand-augment-magnitude 9.",
+        "auto_augment",
+        "imagenet, trivial, 3-augment or augmix; RandAugment is --rand-augment 2 --rand-augment-magnitude 9.",
     ),
     (
         "aug augment augmentation use_augmentation",
@@ -496,12 +500,6 @@ _OTHERWISE = (
         "torchcompile torch_compile compile torchscript jit fuser fast_norm jit_compile run_eagerly",
         "",
         "Leave it out: every step is compiled, and the programs are kept for the next run.",
-    ),
-    (
-        "max_time max_seconds time_budget",
-        "",
-        "There is no limit of time. A run stops at Ctrl-C or SIGTERM without loss, and `headrace resume RUN` "
-        "continues it: `timeout -s INT 1h headrace train ...`.",
     ),
     (
         "kd distillation distill teacher teacher_model distillation_alpha temperature",

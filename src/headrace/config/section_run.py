@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from headrace.config.field import both_given, option
+from headrace.config.field import both_given, conflict, option
 from headrace.rows.metrics import METRICS
-from headrace.rows.values import FRACTION, PATH, REPLICAS, at_least, between, positive_or_all
+from headrace.rows.values import DURATION, FRACTION, PATH, REPLICAS, above, at_least, between, positive_or_all
 
 DRAWN_SEED = -1  # asks for a new seed in each run
 PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
@@ -24,6 +24,13 @@ class Run:
         None,
         "Stop after this many weight updates and validation batches, otherwise as planned: a quick trial.",
         check=at_least(1),
+    )
+    time_budget: float | None = option(
+        None,
+        "Time of the whole run, from its start to its last record: the run ends then, with the learning rate at its "
+        "end. The epochs follow; those that are given are the most.",
+        kind=DURATION,
+        check=above(0),
     )
     compile_only: bool = option(False, "Compile the programs, report time and memory, and stop.")
     platform: str = option(
@@ -153,6 +160,37 @@ class Batch:
     )
 
 
+_PACED = "With a time budget nobody knows before how many steps there will be"
+RUN_RULES = (
+    conflict(
+        "time_budget",
+        "dry_run_steps",
+        lambda facts: facts.config.run.time_budget and facts.config.run.dry_run_steps,
+        "A trial ends after its steps.",
+        "Leave one of them out.",
+    ),
+    conflict(
+        "time_budget",
+        "call_seconds",
+        lambda facts: facts.config.run.time_budget and not facts.config.batch.call_seconds,
+        "A run looks at the clock between two calls, which must not be as long as an epoch.",
+        "Leave call_seconds out.",
+    ),
+    conflict(
+        "time_budget",
+        "progressive_resolution",
+        lambda facts: facts.config.run.time_budget and facts.config.augment.progressive_resolution is not None,
+        f"{_PACED}, and image sizes change after a share of them.",
+        "Leave one of them out; --train-image-size trains on smaller images all the time.",
+    ),
+    conflict(
+        "time_budget",
+        "loss_scaling",
+        lambda facts: facts.config.run.time_budget and facts.config.numerics.loss_scaling == "doubling",
+        f"{_PACED}, and this loss scale doubles in equal parts of the run.",
+        "Choose --loss-scaling dynamic, or leave time_budget out.",
+    ),
+)
 BATCH_RULES = (
     both_given(
         "gradient_accumulation_count",

@@ -39,6 +39,20 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str | float) -> float:
+    """Return seconds from '10m', '1h30m', '90 s', '2 h 05 min' or a number of them."""
+    words = str(text).strip().lower()
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", words)
+    # Everything must have been read, and a number without a unit stands alone.
+    is_whole = re.fullmatch(r"(\d+(\.\d+)?\s*[a-z]*\s*)+", words) is not None
+    if not is_whole or any((unit or "s") not in _SECONDS or (not unit and len(parts) > 1) for _, unit in parts):
+        raise ValueError(f"{text!r} is not a time such as 90s, 10m or 1h30m (s, m, h, d)")
+    return sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration with the detail a reader wants: '85 us', '12.3 ms', '4.2 s', '2 min 05 s', '1 h 02 min'."""
     if seconds < 0:

@@ -86,8 +86,8 @@ def pairs(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 _TABLE = 4096  # steps whose rates are computed at a time
 
 
-def rate_table(lr_curve: LrCurve) -> Callable[[int, int], np.ndarray]:
-    """Return `rates(first step, number of steps)`: the curve's values on the host, float32.
+def rate_table(lr_curve: LrCurve) -> Callable[[np.ndarray], np.ndarray]:
+    """Return `rates(steps)`: the curve's values on the host, float32.
 
     They are an input of the program, so that a run with another curve needs no other program. Tables begin at multiples
     of their size: XLA may round a number differently by its place in a vector, and a step's rate must not depend on
@@ -100,8 +100,8 @@ def rate_table(lr_curve: LrCurve) -> Callable[[int, int], np.ndarray]:
         with jax.default_device(host_device()):
             return np.asarray(tabulate(jnp.int32(number * _TABLE)))
 
-    def rates(first: int, count: int) -> np.ndarray:
-        steps = np.arange(first, first + count)
+    def rates(steps: np.ndarray) -> np.ndarray:
+        """Return the rates of steps in ascending order."""
         parts = [table(number)[steps[steps // _TABLE == number] % _TABLE] for number in np.unique(steps // _TABLE)]
         return np.concatenate(parts)
 

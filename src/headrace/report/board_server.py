@@ -215,7 +215,7 @@ def _cells(run: RunSummary) -> list[dict[str, Any]]:
         # Sorted by what the accuracy is at least: few images say little.
         _cell(format_percent(best), run.accuracy_bound),
         _cell(f"{run.best.num_samples:,}" if run.best else None, run.best.num_samples if run.best else None),
-        _cell(f"{run.epoch:.4g}" + (f"/{start.num_epochs}" if start else ""), run.epoch),
+        _cell(f"{run.epoch:.4g}" + (start.of_epochs if start else ""), run.epoch),
         _cell(run.time_text, run.seconds),
         _cell(None if rate is None else f"{rate:,.0f}", rate),
         {"text": start.model if start else ""},

@@ -61,7 +61,7 @@ def run_title(files: RunFiles) -> str:
 
 def _summary(files: RunFiles) -> Html:
     run, start, end, best = files.summary, files.summary.start, files.summary.end, files.summary.best
-    planned = f" of {start.num_epochs}" if start else ""
+    planned = f" of {start.num_epochs}" if start and start.of_epochs else ""
     tiles = [("state", run.state), ("epochs", f"{run.epoch:.4g}{planned}")]
     if best is not None and not run.is_trial:
         row = run.monitor

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.core.addresses import hide_addresses
 from headrace.core.json_text import parse_json
-from headrace.core.units import parse_bytes
+from headrace.core.units import parse_bytes, parse_duration
 
 TRUE_WORDS = ("true", "on", "yes", "1")
 FALSE_WORDS = ("false", "off", "no", "0")
@@ -158,6 +158,13 @@ def read_bytes_text(raw: Any) -> str:
     return str(raw)
 
 
+def read_duration(raw: object) -> float:
+    """Read a time, with its unit or in seconds."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError
+    return read_float(parse_duration(raw))
+
+
 LOSS_SCALES = ("dynamic", "stepped", "doubling")  # those that change during a run
 
 
@@ -191,6 +198,7 @@ NUMBERS = Kind(description="a list of whole numbers", metavar="N", read=read_num
 FLOATS = Kind(description="a list of numbers", metavar="X", read=read_floats, many=True)
 MAPPING = Kind(description="a mapping, KEY=VALUE,KEY=VALUE or JSON", metavar="KEY=VALUE,...", read=read_mapping)
 BYTES = Kind(description="a number of bytes, such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
+DURATION = Kind(description="a time, such as 90s, 10m or 1h30m", metavar="TIME", read=read_duration)
 REPLICAS = Kind(description="a whole number or the word auto", metavar="N|auto", read=read_replicas)
 LOSS_SCALE = Kind(
     description=f"a number or one of the words {', '.join(LOSS_SCALES)}",

@@ -25,6 +25,7 @@ from headrace.config.section_model import norm_choice, variant_of
 from headrace.config.section_run import DRAWN_SEED
 from headrace.config.translations import translation
 from headrace.core.errors import ConfigError
+from headrace.core.units import format_duration
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
@@ -44,6 +45,7 @@ from headrace.run.choice_rules import (
     memory_allowed,
 )
 from headrace.run.design import NOTHING, CustomParts, design_run
+from headrace.run.expected_time import expected_time
 from headrace.run.weight_options import weight_options
 from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
 from headrace.weights.named import find_file, is_path
@@ -57,6 +59,7 @@ RATE = ("learning_rate", "lr_schedule_params")
 WARMUP = ("warmup_epochs", "lr_warmup_params")
 OPTIMIZER = ("optimizer", "optimizer_params", "momentum")
 TRAINED_PARTS = ("layer_lr", "layer_decay", "freeze", "variable_filter")
+MOST_EPOCHS_IN_TIME = 1000  # with a time budget; where the whole curve is passed in more, it is passed slower
 BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 
@@ -241,7 +244,19 @@ class Settled(Options):
         """The number of epochs, that which will be chosen where nobody gave it."""
         if not self.is_open("num_epochs"):
             return self["num_epochs"]
+        if self.epochs_in_time is not None:
+            return self.epochs_in_time
         return choose_epochs(self.steps_per_epoch, fine_tuning=self.fine_tuning)
+
+    @cached_property
+    def epochs_in_time(self) -> int | None:
+        """About how many epochs fit the time budget; None without one, and on devices like none that were measured."""
+        if not self["time_budget"]:
+            return None
+        batch = replace(self.config.batch, num_epochs=1)
+        design = design_run(replace(self.config, batch=batch), self.custom, absent_ok=True)
+        expected = expected_time(design, self.devices.platform, self.devices.name)
+        return expected and min(max(1, round(self["time_budget"] / expected.seconds)), MOST_EPOCHS_IN_TIME)
 
     @property
     def steps(self) -> int:
@@ -296,6 +311,11 @@ class Settled(Options):
     def precision(self) -> tuple[str, str]:
         """The precision that suits the devices, and why."""
         return choose_precision(self.devices.platform, bfloat16=self.devices.bfloat16)
+
+
+def _time_of(facts: "Settled") -> str:
+    """Return the time budget as a reason; nothing without one."""
+    return f"for {format_duration(facts['time_budget'])}" if facts["time_budget"] else ""
 
 
 def _chosen(where: str) -> Origin:
@@ -475,8 +495,8 @@ CHOICES: tuple[Derived[Settled], ...] = (
         option="num_epochs",
         when=lambda f: f["training"] and f.is_open("num_epochs"),
         value=lambda f: f.epochs,
-        origin=lambda f: _chosen(f"for {f.steps_per_epoch:,} steps each"),
-        says=lambda f: f"{f['num_epochs']:g} epochs",
+        origin=lambda f: _chosen(_time_of(f) or f"for {f.steps_per_epoch:,} steps each"),
+        says=lambda f: f"as many epochs as fit{_time_of(f)[3:]}" if _time_of(f) else f"{f['num_epochs']:g} epochs",
     ),
     Derived(
         option="warmup_epochs",

@@ -44,6 +44,7 @@ from headrace.run.custom_functions import (
     refuse_scores,
 )
 from headrace.run.directory import PARTS
+from headrace.run.time_budget import refuse_unpaced
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = (
@@ -195,6 +196,7 @@ def design_run(
     # Before the plan: a split inside a block (b1/2/relu) makes two blocks of one, and all numbers are by block.
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
+    refuse_unpaced(config.run.time_budget, plan)
     check_devices_per_replica(plan.devices_per_replica)
     if plan.pipeline is not None and plan.validation.devices_per_replica > 1:
         refuse_scores(custom.metric_rows)

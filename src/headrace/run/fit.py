@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from headrace.checkpoint.store import restore_tree, write_error
 from headrace.config.checks import check_start
@@ -30,6 +31,7 @@ from headrace.data.sets.bad_samples import FILE as BAD_FILE
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import compiles_alone, describe_compiler_options
 from headrace.engine.devices import start_run_devices, warm_up
+from headrace.engine.lr_curve import rate_table
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.placement import host_memory_of
 from headrace.engine.state import State, evaluated_weights
@@ -89,6 +91,7 @@ from headrace.run.restored import (
 )
 from headrace.run.run_result import RunResult, ended_result
 from headrace.run.start_weights import adopt_weights, whitened_weights, write_table
+from headrace.run.time_budget import TimeBudget, describe_end, describe_late, make_budget, open_ended, refuse_lost_pace
 from headrace.run.training import CallLength, Calls, Placed, open_feed
 from headrace.run.validator import Validator
 from headrace.telemetry.call_reader import CallReader, passing_failure_to
@@ -110,10 +113,11 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
             remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
         )
     check_start(resolved, has_weights=custom.weights is not None)
+    began = time.perf_counter()
     # First of all, since what follows may measure blocks for minutes.
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
     settled = with_measured_blocks(settle(resolved, custom), custom)
-    return fit(with_absolute_paths(settled), None, custom)
+    return fit(with_absolute_paths(settled), None, custom, began)
 
 
 def train_or_resume(resolved: Resolved, options: Mapping[str, Any], restart: Restart | None = None) -> RunResult:
@@ -157,36 +161,44 @@ def resume(
             resolved = with_replicas(resolved, custom)
         # With other replicas the batch of a step must stay: accumulation makes up for the difference.
         resolved = with_absolute_paths(with_batch_of(saved, resolved, custom))
-        steps = refuse_other_run(saved, resolved, custom)
+        planned = refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
 
         def find() -> Restored:
             stack.enter_context(directory.held())  # nobody adds or deletes a checkpoint from here on
             found = find_restored(directory, before.checkpoints)
-            refuse_fewer_steps(found, steps)
+            refuse_lost_pace(resolved.config.run.time_budget, found.pace)
+            refuse_fewer_steps(found, open_ended(resolved, planned, found.step, found.pace))
             return replace(found, notes=(*notes, *found.notes))
 
         restored = broadcast_restored(group, group.on_first_process(find), directory)
         # Code that gives parts wants the trained state; a command has nothing to do, and leaves all files as they are.
+        steps = open_ended(resolved, planned, restored.step, restored.pace)
         if custom is NOTHING and group.broadcast(group.on_first_process(lambda: has_finished(restored, steps))):
             return ended_result(directory.path)
         return fit(resolved, restored, custom)
 
 
-def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING) -> RunResult:
-    """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
-    timeline, times = Timeline(), StartTimes()
+def fit(
+    resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING, began: float | None = None
+) -> RunResult:
+    """Train, validate and save as the configuration says. What can be refused is refused before a file is made.
+
+    A time budget counts from `began`, on the performance counter.
+    """
+    timeline, times, began_run = Timeline(), StartTimes(), time.perf_counter() if began is None else began
     config, group = resolved.config, current_group()
     progress = watch_progress()
     prepared = _prepare(resolved, restored, custom)
     design, dataset, step = prepared.design, prepared.dataset, prepared.step
-    plan, steps = design.plan, design.plan.steps
+    plan, running = design.plan, prepared.running
+    steps = running.plan.steps
     times.end("dataset")
 
     # The devices, and the state that they start from.
     devices = prepared.devices()
     times.end("devices")
-    calls = Calls(design, plan.feed, dataset, devices, step)
+    calls = Calls(running, plan.feed, dataset, devices, step)
     # Before the first compilation: gloo gives up when a peer is 30 s late for a first exchange.
     group.connect_devices(calls.executor.meshes, config.model.dbn_replica_group_size)
     state = _first_state(prepared)
@@ -202,7 +214,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             progress.moved()
             interrupt.moved()
 
-        recorder.start_times, recorder.moved = times.seconds, moved
+        recorder.start_times, recorder.moved, recorder.steps = times.seconds, moved, steps
+        recorder.budget = budget = make_budget(resolved, plan.steps, steps, began_run, step, prepared.pace)
         _say_first(prepared, recorder, devices, directory)
 
         ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends
@@ -227,7 +240,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
 
         stack.callback(lambda: threads.shutdown(wait=not is_left(), cancel_futures=True))
         if to_train:
-            feed = opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
+            feed = opened = open_feed(running, dataset, plan.feed, calls.executor, step, length.steps)
             stack.callback(lambda: opened.close(wait=not is_left()))
             began, placed = time.perf_counter(), Future()
             compiling = threads.submit(calls.compile, state, feed, placed.result)
@@ -284,8 +297,13 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
         wanted = config.run.profile and group.is_first
         profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
+        if budget and group.is_first and (late := describe_late(budget)):
+            recorder.note(late, "warning")
         interrupt.begin()
-        training = _Training(prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left)
+        rates = rate_table(design.lr_curve)
+        training = _Training(
+            prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left, rates
+        )
         trained, stopped_by = training.run(trained, block)
         recorder.fed(feed.stats, plan.feed)
         for text in describe_profile(profile, design, devices) if wanted else ():
@@ -293,6 +311,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         if dataset.bad:
             recorder.note(dataset.bad.describe(), "warning")
         if stopped_by is None:
+            if budget:
+                recorder.note(describe_end(budget, recorder.step, recorder.step / steps.updates_per_epoch))
             return replace(ending.reach("finished"), state=calls.executor.join(trained))
         saved = calls.executor.copy_to_save(trained)
         return replace(_stop(stopped_by, recorder, ending, saved), state=calls.executor.join(trained))
@@ -346,6 +366,18 @@ class _Prepared:
     def step(self) -> int:
         """The number of steps done before."""
         return self.restored.step if self.restored else 0
+
+    @property
+    def pace(self) -> Mapping[str, Any]:
+        """Where a run with a time budget was on its curve."""
+        return self.restored.pace if self.restored else {}
+
+    @property
+    def running(self) -> Design:
+        """The design with as many steps as there may be: of a run with a time budget nobody knows their number."""
+        plan = self.design.plan
+        steps = open_ended(self.resolved, plan.steps, self.step, self.pace)
+        return replace(self.design, plan=replace(plan, steps=steps)) if steps is not plan.steps else self.design
 
 
 def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts) -> _Prepared:
@@ -494,31 +526,39 @@ class _Training:
     length: CallLength
     interrupt: Interrupt
     is_left: Callable[[], bool]  # whether nobody waits for the images of another call
+    rates: Callable[[np.ndarray], np.ndarray]  # of places on the curve
 
     def run(self, state: Placed, block: PyTree) -> tuple[Placed, str | None]:
         """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
-        step, total_steps, group = self.prepared.step, self.prepared.design.plan.steps.total_steps, current_group()
+        step, recorder, group = self.prepared.step, self.recorder, current_group()
+        budget = recorder.budget
         self.recorder.begin()
         stopped_by, overdue = self._asked_to_stop(), False
-        while step < total_steps and not stopped_by:
+        while step < recorder.steps.total_steps and not stopped_by:
             step, state, metrics = self._call(step, state, block, overdue)
-            stopped_by = self._asked_to_stop() if step < total_steps else None
-            if step < total_steps and not stopped_by:
+            is_over = step >= recorder.steps.total_steps
+            stopped_by = None if is_over else self._asked_to_stop()
+            if not is_over and not stopped_by:
                 # All processes must launch calls of the same length, and copy the state together: the first one's
                 # measurement decides.
                 limit = self.profile.limit(self.length.update(self.recorder.step_seconds))
-                limit, overdue = group.broadcast([limit, self.recorder.save_is_overdue])
+                left = recorder.steps_left(step) if budget and group.is_first else None
+                limit, overdue, left = group.broadcast([limit, recorder.save_is_overdue, left])
+                if budget:
+                    limit = min(limit, budget.decide(*left))
                 self.feed.limit(limit)
                 with self.recorder.timeline.measure("wait"), suppress(GivenUp):
                     block = self.feed.next(metrics["loss"], self.is_left)
                 stopped_by = self._asked_to_stop()  # waiting may have taken long
         self.reader.drain()
-        return state, (stopped_by or "") if step < total_steps else None
+        return state, (stopped_by or "") if step < recorder.steps.total_steps else None
 
     def _call(self, step: int, state: Placed, block: PyTree, saves: bool) -> tuple[int, Placed, Metrics]:
         """Launch a call and what is due after it, and hand both to the thread that reads results."""
-        steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
-        rows, launched = self.feed.rows, time.perf_counter()
+        callbacks, rows = self.recorder.callbacks, self.feed.rows
+        if budget := self.recorder.budget:
+            block = self._paced(budget, step, block)
+        steps, launched = self.recorder.steps, time.perf_counter()
         self.profile.launching(is_last=step + len(rows) >= steps.total_steps)
         state, metrics = self.calls.at(step)(state, self.feed.resident, block, rows)
         self.profile.called(metrics, len(rows))
@@ -546,11 +586,29 @@ class _Training:
         self.reader.keep_up(behind=0 if decides else 1)
         return step, state, metrics
 
+    def _paced(self, budget: TimeBudget, step: int, block: PyTree) -> PyTree:
+        """Return the block with the rates of the next call, which may turn out to be the last one."""
+        rows, group = self.feed.rows, current_group()
+        if budget.is_last(len(rows)):
+            self.recorder.steps = replace(self.recorder.steps, total_steps=step + len(rows))
+        rates = self.rates(budget.places(step, len(rows)))
+        # Processes on unlike processors might round a rate differently.
+        rates = np.array(group.broadcast(rates.tolist() if group.is_first else None), np.float32)
+        all_rows = np.zeros(block["rate"].shape, np.float32)
+        all_rows[rows.start : rows.stop] = rates
+        return block | self.calls.executor.put({"rate": all_rows}, "steps")
+
     def _asked_to_stop(self) -> str | None:
         """Return why to stop before the next call, the same in all processes."""
         callbacks = self.recorder.callbacks
         reason = self.interrupt.signal_name or (callbacks.reason and CALLBACK + callbacks.reason)
         return current_group().agree_to_stop(reason)
+
+
+def _seconds_left(prepared: _Prepared) -> float | None:
+    """Return what is left of a time budget."""
+    seconds = prepared.design.config.run.time_budget
+    return None if seconds is None else max(0.0, seconds - prepared.pace.get("spent", 0.0))
 
 
 def _describe(info: DataInfo, options: FeedOptions) -> str:
@@ -613,5 +671,6 @@ def _run_start(prepared: _Prepared, devices: list[Any]) -> RunStart:
         num_classes=info.num_classes,
         dataset_digest=digest_of_dataset(prepared.identity, info.class_names),
         class_ratio=class_ratio(info.train_counts),
+        seconds_left=_seconds_left(prepared),
         asked_metrics=asked_metrics(design.custom.metric_rows),
     )

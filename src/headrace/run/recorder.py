@@ -38,6 +38,8 @@ from headrace.run.expected_time import Forecast
 from headrace.run.memory_advice import measured_memory
 from headrace.run.restored import Past, Restored, score_of
 from headrace.run.run_result import RunResult
+from headrace.run.time_budget import Measured as MeasuredPace
+from headrace.run.time_budget import TimeBudget, seconds_of_validation
 from headrace.run.training import Compiled
 from headrace.run.validator import Started, Validator
 from headrace.telemetry.bottleneck import Measured, verdict
@@ -131,6 +133,8 @@ class RunRecorder:
         self._watcher = EndWatcher()
         self._device_clock = DeviceClock(timeline, time.perf_counter())
         self._losses: tuple[float, float] | None = None  # of the first and the last training record of the run
+        self.steps = design.plan.steps  # as planned now: the end of a run with a time budget is found on the way
+        self.budget: TimeBudget | None = None
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the state that was handed to the saver last; 0: there is none
@@ -188,18 +192,19 @@ class RunRecorder:
         self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
         done = self.totals.throughput
-        if text := self._forecast.after(self.step, done.step_seconds, done.longest, done.steps):
+        forecast = None if self.budget else self._forecast
+        if forecast and (text := forecast.after(self.step, done.step_seconds, done.longest, done.steps)):
             self.note(text)
         images = len(call.rows) * self._design.plan.batch.global_batch_size
         sums = NOTHING_UNLOGGED.add(metrics, 0.0)
         # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
         self._sinks.advance(self.step, sums.mean(sums.loss), images / took.longest if took.longest > 0 else None)
-        if self._design.plan.steps.log_due(call.last_step):
+        if self.steps.log_due(call.last_step):
             self.log(call.last_step)
             self._sinks.histograms(call.last_step, histograms)
         self._call_back(call.last_step, metrics, sums)
         if call.copy is not None:
-            steps = self._design.plan.steps
+            steps = self.steps
             self.save(call.copy, call.last_step, must=not steps.checkpoint_seconds or self.step == steps.total_steps)
         if call.evaluation is not None and validator is not None:
             nothing_left = time.perf_counter()
@@ -209,6 +214,28 @@ class RunRecorder:
             begin, end = evaluating.compiling
             self._elapsed_before -= max(0.0, end - max(begin, nothing_left))
             self.validated(call.last_step, validator, evaluating)
+
+    def steps_left(self, step: int) -> tuple[int, bool]:
+        """Return how many steps from `step` on fit the time budget, and whether the run ends with them.
+
+        Process 0 is asked, between two calls.
+        """
+        assert self.budget is not None
+        done, plan = self.totals.throughput, self._design.plan
+        last = [record for record in self.validations if record.step == self.validations[-1].step]
+        validation = sum(record.seconds for record in last)
+        if not last and self.steps.validate_every:
+            images = plan.validation.num_samples * (2 if self._design.config.learning.ema_decay else 1)
+            validation = seconds_of_validation(images, plan.batch.global_batch_size, self.step_seconds)
+        measured = MeasuredPace(
+            now=time.perf_counter(),
+            step=self.step,
+            timed_steps=done.steps,
+            timed_seconds=done.longest,
+            validation=validation,
+            saving=self.saver.write_seconds / self.saver.num_written if self.saver.num_written else 0.0,
+        )
+        return self.budget.measure(measured, step, self.steps)
 
     def _call_back(self, step: int, metrics: HostMetrics, sums: Unlogged) -> None:
         """Run the callbacks of a call with these sums, and of an epoch where it was the last of one."""
@@ -562,4 +589,4 @@ class RunRecorder:
             "elapsed_seconds": self.elapsed,
             "unlogged": self.totals.unlogged.to_dict(),
             "epoch_sums": self._epoch_sums.to_dict(),
-        }
+        } | ({"pace": self.budget.to_dict(step)} if self.budget else {})

@@ -45,6 +45,7 @@ class Restored:
     unlogged: Unlogged = NOTHING_UNLOGGED
     epoch_sums: Unlogged = NOTHING_UNLOGGED  # over the epoch that the checkpoint is in the middle of
     notes: tuple[str, ...] = ()
+    pace: Mapping[str, Any] = field(default_factory=dict)  # of a run with a time budget
     dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its identity; old checkpoints have none
 
 
@@ -86,6 +87,7 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
         epoch_sums=Unlogged.from_dict(manifest.get("epoch_sums", {})),
         notes=tuple(f"Checkpoint {bad.name} was skipped: {problem}" for bad, problem in damaged),
         dataset=manifest.get("dataset", {}),
+        pace=manifest.get("pace", {}),
     )
 
 
@@ -98,7 +100,13 @@ def read_run_together(group: ProcessGroup, path: Path, *, given: Collection[str]
 def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:
     """Return what process 0 found, in every process; the tensors stay there, and reach the others with the state."""
     facts = group.broadcast(
-        found and {"step": found.step, "begins_anew": found.arrays is None, "epoch_sums": found.epoch_sums.to_dict()}
+        found
+        and {
+            "step": found.step,
+            "begins_anew": found.arrays is None,
+            "epoch_sums": found.epoch_sums.to_dict(),
+            "pace": dict(found.pace),
+        }
     )
     # The other processes have no tensors; `{}` only says that there are some, which decides what is restored from.
     return found or Restored(
@@ -106,6 +114,7 @@ def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: R
         step=facts["step"],
         arrays=None if facts["begins_anew"] else {},
         epoch_sums=Unlogged.from_dict(facts["epoch_sums"]),
+        pace=facts["pace"],
     )
 
 

@@ -289,10 +289,17 @@ def open_feed(
         block_end=next_end if options.cache.where == "device" else next_size,
         limit=limit,
         block_seconds=_CALLS_PER_BLOCK * config.batch.call_seconds if limit and design.plan.num_processes == 1 else 0.0,
-        # Processes on unlike processors might round a rate differently; their devices, which are alike, do not.
-        rates=rate_table(design.lr_curve) if design.plan.num_processes == 1 else None,
+        rates=_rates_of(design),
     )
     return TrainFeed(dataset.train, shape, calls, replace(options, shard=process_shard(design.plan)), executor.put)
+
+
+def _rates_of(design: Design) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the rates of steps that blocks bring, if they do."""
+    # Processes on unlike processors might round a rate differently; their devices, which are alike, do not. With a time
+    # budget the first one tells them.
+    alone = design.plan.num_processes == 1 or design.config.run.time_budget is not None
+    return rate_table(design.lr_curve) if alone else None
 
 
 @dataclass

@@ -43,6 +43,7 @@ class LineFormatter:
         self.run: RunStart | None = None
         self.best: tuple[float, ...] | None = None  # the rank of the best validation so far
         self._pace_from: TrainRecord | None = None
+        self.begun = time.monotonic()
         for record in past:
             self.line(record)
         self._pace_from = None  # an earlier process may have run on another machine
@@ -51,7 +52,7 @@ class LineFormatter:
         """Return the record's line (several for the run's start and end) and keep what later lines need."""
         match record:
             case RunStart():
-                self.run = record
+                self.run, self.begun = record, time.monotonic()
                 return run_start_line(record)
             case TrainRecord():
                 self._pace_from = self._pace_from or record
@@ -74,8 +75,8 @@ class LineFormatter:
 
     def train_line(self, record: TrainRecord) -> str:
         parts = [
-            f"epoch {record.epoch:.2f}" + (f"/{self.run.num_epochs}" if self.run else ""),
-            f"step {record.step}" + (f"/{self.run.total_steps}" if self.run else ""),
+            f"epoch {record.epoch:.2f}" + (self.run.of_epochs if self.run else ""),
+            f"step {record.step}" + (f"/{self.run.total_steps}" if self.run and self.run.of_epochs else ""),
             f"loss {record.loss:.4f}",
             f"top-1 {format_percent(record.accuracy)}",
             *_metric_parts(record, self.run),
@@ -94,6 +95,8 @@ class LineFormatter:
         """Return the seconds that the steps left will take at the pace of this process, or None if it is not known."""
         if self.run is None:
             return None
+        if self.run.seconds_left is not None:
+            return self.run.seconds_left - (time.monotonic() - self.begun)
         left = self.run.total_steps - record.step
         if left <= 0:
             return None
@@ -113,6 +116,8 @@ def run_start_line(run: RunStart) -> str:
         return f"validate  {run.model} on {run.dataset}{size}{where}"
     verb = f"resume from step {run.step}" if run.step else "train"
     epochs = f"{run.num_epochs} epoch{'s' * (run.num_epochs != 1)} of {run.updates_per_epoch} steps"
+    if run.seconds_left is not None:
+        epochs = f"for {format_duration(run.seconds_left)}, epochs of {run.updates_per_epoch} steps"
     return f"{verb}  {run.model} on {run.dataset}{size}: {epochs}, {run.global_batch_size} images each{where}"
 
 
@@ -174,7 +179,8 @@ def duration(seconds: float) -> str:
 def live_line(run: RunStart, step: int, numbers: tuple[float, float | None, float | None], width: int) -> str:
     """Return the progress line: step, then (loss, img/s, seconds left in the run), as much as fits the width."""
     loss, rate, left = numbers
-    parts = [f"epoch {step / run.updates_per_epoch:.2f}/{run.num_epochs}", f"step {step}/{run.total_steps}"]
+    total = f"/{run.total_steps}" if run.of_epochs else ""
+    parts = [f"epoch {step / run.updates_per_epoch:.2f}{run.of_epochs}", f"step {step}{total}"]
     parts.append(f"loss {loss:.4f}")
     if rate:
         parts.append(f"{rate:,.0f} img/s")
@@ -314,6 +320,8 @@ class BarConsole(Sink):
             first, since = self._pace_from
             # This includes validation and saving on the way; the rate does not.
             left = (run.total_steps - step) * (now - since) / (step - first) if step > first else None
+            if run.seconds_left is not None:
+                left = run.seconds_left - (now - self._formatter.begun)
             line = live_line(run, step, (loss, images_per_second, left), self._console.width)
         self._show(line)
 

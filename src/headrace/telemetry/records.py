@@ -84,6 +84,7 @@ class RunStart(Record):
     num_classes: int | None = None
     dataset_digest: str = ""
     class_ratio: float | None = None  # training images of the largest class by those of the smallest
+    seconds_left: float | None = None  # of a time budget; the number of steps is not known then
     # Those that code asked for: name, title, unit and better of each.
     asked_metrics: tuple[dict[str, str], ...] = ()
 
@@ -91,6 +92,11 @@ class RunStart(Record):
     def metrics(self) -> Mapping[str, Metric]:
         """All metrics of the run by name, ours and those that code gave."""
         return metrics_of(self.asked_metrics)
+
+    @property
+    def of_epochs(self) -> str:
+        """The planned number of epochs as it follows the number done; nothing where it is not known."""
+        return f"/{self.num_epochs}" if self.seconds_left is None else ""
 
     @property
     def monitored(self) -> Metric:

@@ -89,7 +89,7 @@ class CallSpans:
     block_seconds: float = 0.0  # about the longest that reading a block may take; 0: no limit
     next_end: Callable[[int], int] = _never  # the first step after `step` at which a call must end
     block_end: Callable[[int], int] = _never  # and a block
-    rates: Callable[[int, int], np.ndarray] | None = None  # (first step, how many) -> the learning rate of each
+    rates: Callable[[np.ndarray], np.ndarray] | None = None  # the learning rate of each of these steps
 
 
 class TrainFeed(_PreparedFeed):
@@ -185,7 +185,7 @@ class TrainFeed(_PreparedFeed):
         index = index[:, :, self._columns]
         block = {"index": index, "epoch": epoch, "seed": np.full_like(epoch, seed_word(self._shape.seed))}
         if self._calls.rates is not None:
-            block["rate"] = self._calls.rates(steps.start, len(steps))
+            block["rate"] = self._calls.rates(np.arange(steps.start, steps.stop))
         if self._reader is not None:
             begin = time.perf_counter()
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
