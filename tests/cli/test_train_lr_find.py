@@ -12,6 +12,7 @@ def test_a_rate_is_suggested_and_plotted(tmp_path, monkeypatch, capsys):
     rate = out.split()[1].rstrip(",")
     assert 1e-5 < float(rate) < 5
     assert out.splitlines()[-1] == f"next        headrace train --model toy_model_bn --lr {rate}"
+    assert "\ntrain       0.071, chosen: " in out
     assert [path.name for path in tmp_path.iterdir()] == ["lr-find.svg"]
     assert ElementTree.parse("lr-find.svg").getroot().tag.endswith("svg")
     assert main(["lr-find", "--steps", "2"]) == 2

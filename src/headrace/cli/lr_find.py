@@ -24,6 +24,8 @@ def lr_find(argv: list[str]) -> int:
         write_atomic(args.plot, draw_rates(found.rates, found.losses, found.suggested).encode())
     where = "midway between half of the loss's fall and its lowest value"
     print(f"suggested   {found.suggested:.2g}, {where} ({len(found.rates)} steps)")
+    if compared := found.compared():
+        print(f"train       {compared}")
     print(f"plot        {args.plot}")
     print(f"next        headrace train {shlex.join([*_for_train(argv), '--lr', f'{found.suggested:.2g}'])}")
     return 0

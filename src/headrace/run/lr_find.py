@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.checks import check_start
+from headrace.config.field import CHOSEN
 from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError, RunStopped
 from headrace.data.dataset import open_dataset
 from headrace.engine.devices import start_run_devices
+from headrace.engine.lr_curve import RunCurve
 from headrace.engine.optimizer import make_optimizer
 from headrace.job import current_group
 from headrace.run.benchmarks import given_weights, with_calls
@@ -23,6 +25,7 @@ from headrace.run.training import Calls, open_feed
 _CALL_STEPS = 10  # steps between two looks at the loss
 _SMOOTHING = 0.9  # share of the past in the smoothed loss
 _RISEN = 3.0  # a smoothed loss of so many times the lowest ends the run
+_SAME = 3.0  # rates within this factor of each other are as good
 _LEAST = 10  # steps of a search
 _FALLING = 3  # steps, at least, over which the loss falls
 
@@ -34,6 +37,33 @@ class FoundRates:
     rates: np.ndarray
     losses: np.ndarray
     suggested: float
+    peak: float | None = None  # of a run with the same options; None where its curve has several
+    was_chosen: bool = False  # whether nobody gave that
+
+    def compared(self) -> str:
+        """Say how the suggestion and the rate of a run differ, and what follows."""
+        if self.peak is None or self.peak <= 0:
+            return ""
+        ratio = self.suggested / self.peak
+        what = f"{self.peak:.2g}, {'chosen' if self.was_chosen else 'given'}"
+        if 1 / _SAME < ratio < _SAME:
+            return f"{what}: within a factor of {_SAME:g} of the suggestion; either will do"
+        if ratio > 1:
+            return (
+                f"{what}: {ratio:.2g} times lower. The search sees how fast the loss falls in {len(self.rates)} steps; "
+                "over a whole run, as the rate falls, lower peaks often end better. Try both for a few epochs"
+            )
+        risen = "rises from" if self.rates[-1] > self.lowest_at else "is lowest at"
+        return (
+            f"{what}: {1 / ratio:.2g} times higher. In the search the loss {risen} {self.lowest_at:.2g}; a warm-up may "
+            "carry a run beyond that. If its loss rises at first, take the suggestion"
+        )
+
+    @property
+    def lowest_at(self) -> float:
+        """The rate at which the smoothed loss was lowest."""
+        start = len(self.losses) // 10
+        return float(self.rates[start + int(np.argmin(self.losses[start:]))])
 
     def __repr__(self) -> str:
         return f"FoundRates({len(self.rates)} steps from {self.rates[0]:.2g} to {self.rates[-1]:.2g}, " + (
@@ -58,8 +88,9 @@ def find_learning_rate(
     if not current_group().is_alone:
         raise ConfigError("A learning rate is searched by one process.", remedy="Start it without a launcher.")
     check_start(resolved, has_weights=custom.weights is not None)
-    config = with_choices(with_drawn(resolved), custom).config
-    design = _with_growing_rate(design_run(config, custom), num_steps, lowest, highest)
+    settled = with_choices(with_drawn(resolved), custom)
+    config, planned = settled.config, design_run(settled.config, custom)
+    design = _with_growing_rate(planned, num_steps, lowest, highest)
     # As many steps as asked for, also where the planned epochs have fewer.
     design = with_calls(design, _CALL_STEPS, -(-num_steps // _CALL_STEPS))
     config, plan = design.config, design.plan
@@ -81,7 +112,17 @@ def find_learning_rate(
             if len(losses) >= num_steps or len(smooth) < len(losses) or _has_risen(smooth):
                 break
             block = feed.next(metrics["loss"])
-    return suggest(growing_rates(num_steps, lowest, highest), smooth[:num_steps])
+    found = suggest(growing_rates(num_steps, lowest, highest), smooth[:num_steps])
+    was_chosen = settled.origins["learning_rate"].kind == CHOSEN
+    return replace(found, peak=_peak(planned), was_chosen=was_chosen)
+
+
+def _peak(design: Design) -> float | None:
+    """Return the rate that a run's curve begins with or rises to; None where its values are given one by one."""
+    curve = design.lr_curve
+    params = dict(curve.params) if isinstance(curve, RunCurve) else {}
+    names = ("initial_learning_rate", "absolute_learning_rate")
+    return curve.span.initial(params) if isinstance(curve, RunCurve) and any(n in params for n in names) else None
 
 
 def growing_rates(num_steps: int, lowest: float, highest: float) -> np.ndarray:
