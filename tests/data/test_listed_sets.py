@@ -57,6 +57,48 @@ def test_a_csv_file_with_splits(tmp_path: Path) -> None:
     assert resolve({"labels": str(file)}, environ={}).name == "images"
 
 
+def test_columns_and_the_ending_of_files_are_named(tmp_path: Path) -> None:
+    """As Kaggle has them: ids without an ending, and columns that nobody could guess."""
+    text = "id,Species,label\n0,9,x\n1,10,x\n2,9,x\n3,10,x\n"
+    named = {"labels": str(write_csv(tmp_path, text)), "image_column": "ID", "label_column": "species"}
+    dataset = opened(**named, image_suffix=".jpg", validation_split=0.5)
+    assert dataset.info.class_names == ("9", "10")
+    assert dataset.train.name is not None
+    assert {dataset.train.name(number).removeprefix(f"{tmp_path}/") for number in range(2)} <= {
+        f"{number}.jpg" for number in range(4)
+    }
+    with pytest.raises(DataError, match=r"label_column is specie, and the columns are id, species, label.*species"):
+        opened(**named | {"label_column": "specie"}, image_suffix=".jpg")
+    with pytest.raises(DataError, match="4 of 4 images are not there"):
+        opened(**named)
+    with pytest.raises(DataError, match=r"--image-column NAME, --label-column NAME"):
+        opened(labels=str(write_csv(tmp_path, "id,Species\n0,9\n")))
+    for name in ("image_column", "label_column", "image_suffix"):
+        with pytest.raises(ConfigError, match=f"{name} .*, and there is no CSV file"):
+            config_from({name: "x", "dataset": "folder"})
+
+
+def test_classes_in_the_names_of_files(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"Abyssinian": 3, "pug": 3})
+    for file in sorted(tmp_path.glob("*/*.jpg")):
+        file.rename(tmp_path / f"{file.parent.name}_{file.stem}.jpg")
+    pattern = r"(.+)_[0-9]+[.]jpg"
+    dataset = opened(dataset_path=str(tmp_path), label_pattern=pattern, validation_split=0.3)
+    assert (dataset.info.name, dataset.info.class_names) == ("folder", ("Abyssinian", "pug"))
+    assert (dataset.info.train_counts, len(dataset.validation)) == ((2, 2), 2)
+    data = config_from({"dataset": "auto", "dataset_path": str(tmp_path), "label_pattern": pattern}).data
+    assert sum(map(sum, verify(data).counts.values())) == 6
+    with pytest.raises(DataError, match=r"label_pattern \(dog\)_ finds no class in 6 of 6 names"):
+        opened(dataset_path=str(tmp_path), label_pattern="(dog)_")
+    with pytest.raises(DataError, match="6 classes for 6 images"):
+        opened(dataset_path=str(tmp_path), label_pattern="(.+)[.]jpg")
+    for wrong, words in (("(a", "must be a regular expression"), ("a", "must have one group"), ("(a)(b)", "it has 2")):
+        with pytest.raises(ConfigError, match=words):
+            config_from({"dataset": "folder", "label_pattern": wrong})
+    with pytest.raises(ConfigError, match="the labels are given in another way"):
+        config_from({"dataset": "csv", "labels": "x.csv", "label_pattern": pattern})
+
+
 def test_a_csv_file_without_splits_is_split_as_folders_are(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 6, "b": 4})
     rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in sorted(tmp_path.glob("*/*.jpg"))]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.options import Parsed, read_config_arguments, resolve_arguments
 from headrace.cli.tables import Column, fit_columns, print_fitted, table_lines, terminal_width
 from headrace.config.field import Option, normalise_name, option_names
+from headrace.config.section_data import OF_LABELS
 from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     def arguments(values: Mapping[str, str]) -> list[str]:
         mine = {name: value for name, value in values.items() if name != FOLD}
         labels = ["--labels", str(files[int(values[FOLD]) - 1])] if FOLD in values else []
-        plain = {name: value for name, value in common.items() if not (labels and names[name] == "labels")}
+        plain = {name: value for name, value in common.items() if not (labels and names[name] in OF_LABELS)}
         return [*chosen, *_words({**plain, **mine}), *labels]
 
     every = {**axes, **({FOLD: [str(k + 1) for k in range(folds)]} if folds else {})}

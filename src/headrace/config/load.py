@@ -48,6 +48,7 @@ DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 KEPT_OF_MODEL = {"bn_momentum", "bn_momentum_start", "stable_norm", "dbn_replica_group_size"}
 NAMED_OF_DATA = frozenset(
     {"dataset", "dataset_path", "validation_path", "labels", "image_size", "num_channels", "num_classes", "num_samples"}
+    | {"image_column", "label_column", "image_suffix", "label_pattern"}
 )
 
 

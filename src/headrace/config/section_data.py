@@ -4,7 +4,17 @@ from dataclasses import dataclass
 
 from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
 from headrace.core.local_path import scheme_of
-from headrace.rows.values import BYTES, FLOATS, PATH, all_fractions, all_positive, at_least, between, fraction
+from headrace.rows.values import (
+    BYTES,
+    FLOATS,
+    PATH,
+    all_fractions,
+    all_positive,
+    at_least,
+    between,
+    fraction,
+    pattern_of_one_group,
+)
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
 FOLDER_SETS = ("imagenette", "imagenette160")  # published as class folders
@@ -17,6 +27,9 @@ _PUBLISHED = tuple(IMAGE_SIZES)
 DOWNLOADED = (*_PUBLISHED[1:], *FOLDER_SETS)  # the digits come with the package
 KNOWN_SHAPES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
 DATASETS = (*_PUBLISHED, *IMAGE_DATASETS, *SYNTHETIC_DATASETS)
+
+
+OF_LABELS = ("labels", "image_column", "label_column", "image_suffix", "label_pattern")  # where labels come from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +59,21 @@ class Data:
         None,
         "CSV file that lists images: columns path, label and, optionally, split (train, val, test).",
         kind=PATH,
+    )
+    image_column: str | None = option(
+        None, "Name of the column of images in the CSV file of labels; unset means path, file, image and the like."
+    )
+    label_column: str | None = option(
+        None, "Name of the column of classes in the CSV file of labels; unset means label, class, target and the like."
+    )
+    image_suffix: str | None = option(
+        None, "What follows each value in the column of images, such as .jpg, where it holds names without it."
+    )
+    label_pattern: str | None = option(
+        None,
+        "Regular expression whose one group is the class in the name of an image file: '(.+)_[0-9]+[.]jpg' for "
+        "cat_12.jpg; folders are then no classes.",
+        check=pattern_of_one_group,
     )
     download: bool = option(False, "Download the dataset if its files are not found, as headrace data get does.")
     generated_data: bool = option(
@@ -289,6 +317,26 @@ DATA_RULES = (
         problem=lambda facts: f"{facts.describe('validation_path')} for the dataset {facts.config.data.dataset}.",
         rule="It belongs to folders of images; other datasets contain both splits.",
         remedy="Leave --dataset out, or --validation-path.",
+    ),
+    *(
+        Rule(
+            broken=lambda facts, name=name: (
+                getattr(facts.config.data, name) is not None and facts.config.data.labels is None
+            ),
+            problem=lambda facts, name=name: f"{facts.describe(name)}, and there is no CSV file.",
+            rule=f"{name} is about the file that labels names.",
+            remedy=f"Add --labels FILE, or leave {name} out.",
+        )
+        for name in ("image_column", "label_column", "image_suffix")
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.label_pattern is not None
+            and (facts.config.data.labels is not None or facts.config.data.dataset not in ("auto", "folder"))
+        ),
+        problem=lambda facts: f"{facts.describe('label_pattern')}, and the labels are given in another way.",
+        rule="label_pattern finds the class of an image in the name of its file.",
+        remedy="Leave it out, or give a folder of images alone: --dataset-path FOLDER.",
     ),
     Rule(
         broken=lambda facts: facts.config.data.labels is not None and facts.config.data.dataset not in ("auto", "csv"),

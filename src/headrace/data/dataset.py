@@ -193,7 +193,8 @@ def resolved_set(data: Data) -> Data:
         return replace(data, dataset="folder", dataset_path=str(_class_folders(data)))
     if data.dataset != "auto":
         return data
-    return replace(data, dataset="csv" if data.labels else detect(data.dataset_path))
+    kind = "csv" if data.labels else "folder" if data.label_pattern else detect(data.dataset_path)
+    return replace(data, dataset=kind)
 
 
 def open_images(images: ImageSet, data: Data, seed: int) -> DataSet:

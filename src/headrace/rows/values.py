@@ -254,6 +254,15 @@ def class_weights(value: tuple[Any, ...]) -> str:
     return "" if min(value) >= 0 and max(value) > 0 else "must be 0 or more, and one of them more than 0"
 
 
+def pattern_of_one_group(value: str) -> str:
+    """Limit to a regular expression with one group."""
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        return f"must be a regular expression: {error}"
+    return "" if groups == 1 else f"must have one group, in brackets (it has {groups}): (?:...) is none"
+
+
 def regular_expressions(value: tuple[str, ...]) -> str:
     """Limit each word to a regular expression that compiles."""
     for word in value:

@@ -222,7 +222,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
         refuse_other_classes(describe_dataset(data), spec.num_classes, spec.class_names)
         opened = open_dataset(data, 0)
         return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
-    listing = list_classes(path, spec.class_names or None)
+    listing = list_classes(path, spec.class_names or None, data.label_pattern)
     samples = FileSamples(listing.root, list(listing.files), listing.labels)
     return _whole(samples, listing.class_names, "folder", str(path), data, spec)
 

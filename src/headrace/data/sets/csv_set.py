@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.core.errors import DataError
+from headrace.config.schema import Data
+from headrace.core.errors import DataError, did_you_mean
 from headrace.data.sets.class_check import NO_REGRESSION, check_classes, first_fraction
 from headrace.data.sets.file_problem import Skipped
 from headrace.data.sets.folder import ClassFolders
@@ -37,18 +38,35 @@ class _Row(NamedTuple):  # made three times as fast as a frozen dataclass: there
     split: str  # train, validation, test, or empty where the file has no such column
 
 
-def read_csv_set(file: Path, dataset_path: str, validation_split: float) -> ClassFolders:
+class Columns(NamedTuple):
+    """The names of the columns of images and labels, where they are given, and what follows each image's value."""
+
+    image: str | None = None
+    label: str | None = None
+    suffix: str = ""
+
+
+def columns_of(data: Data) -> Columns:
+    """Return the columns that options name."""
+    return Columns(data.image_column, data.label_column, data.image_suffix or "")
+
+
+def read_csv_set(
+    file: Path, dataset_path: str, validation_split: float, columns: Columns | None = None
+) -> ClassFolders:
     """Return both splits of the images that a CSV file lists; anything inconsistent is a DataError with its line."""
     try:
         facts = file.stat()
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.", remedy="Check --labels.") from None
-    return _read(file, dataset_path, validation_split, (facts.st_size, facts.st_mtime_ns))
+    return _read(file, dataset_path, validation_split, columns or Columns(), (facts.st_size, facts.st_mtime_ns))
 
 
 @lru_cache(maxsize=4)  # a run describes, checks and opens its set
-def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple[int, int]) -> ClassFolders:
-    rows = _rows(file, changed[0])
+def _read(
+    file: Path, dataset_path: str, validation_split: float, named: Columns, changed: tuple[int, int]
+) -> ClassFolders:
+    rows = _rows(file, changed[0], named)
     root = _root(file, dataset_path, rows)
     _refuse_missing(file, root, rows)
     splits = {row.split for row in rows}
@@ -108,7 +126,7 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
     )
 
 
-def _rows(file: Path, size: int) -> list[_Row]:
+def _rows(file: Path, size: int, named: Columns) -> list[_Row]:
     if not file.is_file():
         raise DataError(f"{file} is not a regular file.", remedy="Give a CSV file with --labels.")
     if size > MAX_BYTES:
@@ -123,12 +141,12 @@ def _rows(file: Path, size: int) -> list[_Row]:
             # By the header: values may contain any of them, names of columns hardly do. Excel writes semicolons where
             # the comma is a decimal sign.
             delimiter = max(",;\t", key=header.count)
-            columns = _columns(file, next(csv.reader([header], delimiter=delimiter), []))
+            columns = _columns(file, next(csv.reader([header], delimiter=delimiter), []), named)
             table = csv.reader(lines, delimiter=delimiter, strict=True)
             line = 2
             for values in table:
                 if values:
-                    rows.append(_row(file, line, values, columns))
+                    rows.append(_row(file, line, values, columns, named.suffix))
                 line = table.line_num + 2
     except UnicodeDecodeError as error:
         raise DataError(
@@ -143,18 +161,33 @@ def _rows(file: Path, size: int) -> list[_Row]:
     return rows
 
 
-def _columns(file: Path, header: Sequence[str]) -> tuple[int, int, int | None]:
+def _columns(file: Path, header: Sequence[str], named: Columns) -> tuple[int, int, int | None]:
     names = [name.strip().lower() for name in header]
+    for option, wanted in (("image_column", named.image), ("label_column", named.label)):
+        if wanted is not None and names.count(wanted.strip().lower()) != 1:
+            raise DataError(
+                f"{file}, line 1: {option} is {wanted}, and the columns are {', '.join(names)[:200] or 'not named'}.",
+                rule="It is the name of one column in the first line.",
+                remedy=did_you_mean(wanted, names),
+            )
     path, label, split = (
         next((names.index(name) for name in known if name in names), None)
-        for known in (PATH_NAMES, LABEL_NAMES, SPLIT_NAMES)
+        for known in (
+            PATH_NAMES if named.image is None else (named.image.strip().lower(),),
+            LABEL_NAMES if named.label is None else (named.label.strip().lower(),),
+            SPLIT_NAMES,
+        )
     )
     if path is None or label is None:
-        raise DataError(f"{file}, line 1: the columns are {', '.join(names)[:200] or 'not named'}.", rule=_RULE)
+        raise DataError(
+            f"{file}, line 1: the columns are {', '.join(names)[:200] or 'not named'}.",
+            rule=_RULE,
+            remedy="Name the others: --image-column NAME, --label-column NAME.",
+        )
     return path, label, split
 
 
-def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int | None]) -> _Row:
+def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int | None], suffix: str) -> _Row:
     most = max(columns[0], columns[1], columns[2] or 0)
     if len(values) <= most:
         raise DataError(
@@ -164,6 +197,7 @@ def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int 
     if not path or not label or "\0" in path + label:
         what, value = ("path", path) if not path or "\0" in path else ("label", label)
         raise DataError(f"{file}, line {line:,}: the {what} is {value!r}.", rule=_RULE)
+    path += suffix
     if columns[2] is None:
         return _Row(line=line, path=path, label=label, split="")
     given = values[columns[2]].strip().lower()

@@ -5,6 +5,7 @@ folder above. What is skipped is counted by reason.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ from headrace.core.errors import DataError
 from headrace.core.files import is_directory
 from headrace.core.units import format_list
 from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
+from headrace.data.sets.class_check import check_classes
 from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.samples import FileSamples
@@ -91,15 +93,20 @@ def _num_loose(folder: Path) -> int:
     return sum(1 for entry in os.scandir(folder) if entry.is_file() and entry.name.lower().endswith(readable))
 
 
-def read_folders(root: Path, validation_split: float, elsewhere: Path | None = None) -> ClassFolders:
-    """List the images of both splits, of which validation may be `elsewhere`; an inconsistent folder is a DataError."""
+def read_folders(
+    root: Path, validation_split: float, elsewhere: Path | None = None, pattern: str | None = None
+) -> ClassFolders:
+    """List the images of both splits, of which validation may be `elsewhere`; an inconsistent folder is a DataError.
+
+    With a pattern the class of an image is in the name of its file, and not that of its folder.
+    """
     train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
     if elsewhere is not None:
         if not elsewhere.is_dir():
             raise DataError(f"There is no folder {elsewhere} (--validation-path).", remedy="Check the path.")
         train_root, validation_root = train_root or root, split_folder(elsewhere, VALIDATION_NAMES) or elsewhere
     if train_root is None and validation_root is not None and _folders(root) == [validation_root]:
-        validation = list_classes(validation_root)
+        validation = list_classes(validation_root, pattern=pattern)
         return ClassFolders(
             class_names=validation.class_names,
             train=_samples(validation, np.zeros(0, np.int64)),
@@ -108,12 +115,12 @@ def read_folders(root: Path, validation_split: float, elsewhere: Path | None = N
             skipped=validation.skipped,
         )
     if train_root is None:
-        whole = list_classes(root)
+        whole = list_classes(root, pattern=pattern)
         return _split(whole, validation_split)
-    train = list_classes(train_root)
+    train = list_classes(train_root, pattern=pattern)
     if validation_root is None:
         return _split(train, validation_split)
-    validation = list_classes(validation_root, train.class_names)
+    validation = list_classes(validation_root, train.class_names, pattern)
     return ClassFolders(
         class_names=train.class_names,
         train=_samples(train, np.arange(len(train.files))),
@@ -124,9 +131,11 @@ def read_folders(root: Path, validation_split: float, elsewhere: Path | None = N
     )
 
 
-def list_classes(root: Path, class_names: tuple[str, ...] | None = None) -> Listing:
-    """List the class folders of a folder; with `class_names`, refuse other classes."""
+def list_classes(root: Path, class_names: tuple[str, ...] | None = None, pattern: str | None = None) -> Listing:
+    """List the class folders of a folder, or by a pattern of files' names; with `class_names`, refuse other classes."""
     try:
+        if pattern is not None:
+            return _list_by_name(root, class_names, re.compile(pattern))
         folders = _folders(root)
         # Adding or removing a file changes the time of its folder, but not of those above it: deeper changes are not
         # seen.
@@ -169,6 +178,36 @@ def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, .
         labels=np.array(labels, np.int32),
         skipped=skipped.rows(),
     )
+
+
+def _list_by_name(root: Path, class_names: tuple[str, ...] | None, pattern: re.Pattern[str]) -> Listing:
+    skipped = SkippedFiles()
+    files = tuple(sorted(_images(root, skipped)))
+    if not files:
+        raise DataError(f"{root} has no images.{_because(skipped)}", rule=f"Images are {FORMATS_TEXT}.")
+    matches = [pattern.search(file.rpartition("/")[2]) for file in files]
+    found = [match.group(1) or "" if match else "" for match in matches]
+    if strange := [file for file, name in zip(files, found, strict=True) if not name]:
+        raise DataError(
+            f"label_pattern {pattern.pattern} finds no class in {len(strange):,} of {len(files):,} names of {root}: "
+            f"{format_list(strange, _LISTED)}.",
+            rule="It is searched in the name of each file, without its folder, and its group is the class.",
+        )
+    names = class_names or tuple(sorted(set(found)))
+    if unknown := sorted(set(found) - set(names)):
+        raise DataError(
+            f"{root} has {len(unknown)} class(es) that training has not: {format_list(unknown, _LISTED)}.",
+            rule=f"Validation can only ask for classes that were trained: {format_list(names, _LISTED)}.",
+        )
+    if len(names) < 2:
+        raise DataError(
+            f"label_pattern {pattern.pattern} finds one class alone in {root}: {format_list(names, 1)}.",
+            rule="To tell classes apart there must be two or more.",
+        )
+    number = {name: label for label, name in enumerate(names)}
+    labels = np.array([number[name] for name in found], np.int32)
+    check_classes(str(root), names, labels)
+    return Listing(root=root, class_names=names, files=files, labels=labels, skipped=skipped.rows())
 
 
 def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...]) -> None:

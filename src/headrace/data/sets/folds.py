@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.core.rng import bits, name_id
 from headrace.data.dataset import resolved_set
-from headrace.data.sets.csv_set import read_csv_set
+from headrace.data.sets.csv_set import columns_of, read_csv_set
 from headrace.data.sets.folder import ClassFolders, read_folders
 from headrace.data.sets.held_out import HELD_OUT
 
@@ -65,10 +65,12 @@ def _listed(data: "Data") -> tuple[ClassFolders, bool]:
     data = resolved_set(data)
     kind = data.dataset
     if kind == "csv":
-        found = read_csv_set(Path(data.labels or "").expanduser(), data.dataset_path, data.validation_split)
+        found = read_csv_set(
+            Path(data.labels or "").expanduser(), data.dataset_path, data.validation_split, columns_of(data)
+        )
     elif kind == "folder":
         elsewhere = Path(data.validation_path).expanduser() if data.validation_path else None
-        found = read_folders(Path(data.dataset_path).expanduser(), data.validation_split, elsewhere)
+        found = read_folders(Path(data.dataset_path).expanduser(), data.validation_split, elsewhere, data.label_pattern)
     else:
         raise ConfigError(
             f"--folds with the dataset {kind}.",

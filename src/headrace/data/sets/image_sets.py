@@ -18,7 +18,7 @@ from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.cached_samples import KEPT, Budget, CachedSamples
 from headrace.data.sets.catalog import KNOWN_SETS, numbered_classes
 from headrace.data.sets.class_check import check_classes
-from headrace.data.sets.csv_set import read_csv_set
+from headrace.data.sets.csv_set import columns_of, read_csv_set
 from headrace.data.sets.folder import ClassFolders, has_class_folders, read_folders, refuse_loose_images
 from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.indexed_samples import Index, StoredSamples, empty_classes, refuse_new_labels
@@ -127,14 +127,14 @@ class ImageSet:
 
 def _from_folders(path: Path, data: Data) -> ImageSet:
     elsewhere = Path(data.validation_path).expanduser() if data.validation_path else None
-    return _from_files("folder", path, read_folders(path, data.validation_split, elsewhere))
+    return _from_files("folder", path, read_folders(path, data.validation_split, elsewhere, data.label_pattern))
 
 
 def _from_csv(path: Path, data: Data) -> ImageSet:
     if data.labels is None:
         raise DataError("The dataset is csv, but no CSV file is given.", remedy="Give it with --labels FILE.")
     file = Path(data.labels).expanduser()
-    return _from_files("csv", file, read_csv_set(file, data.dataset_path, data.validation_split))
+    return _from_files("csv", file, read_csv_set(file, data.dataset_path, data.validation_split, columns_of(data)))
 
 
 def _from_files(kind: str, path: Path, found: ClassFolders) -> ImageSet:
