@@ -12,7 +12,7 @@ import pytest
 
 from headrace.cli.bench import add_arguments, call_length
 from headrace.cli.options import read_arguments, read_config_arguments, resolve_arguments, without_recipe
-from headrace.config.load import Resolved, from_saved, override, resolve, to_saved
+from headrace.config.load import Resolved, from_saved, override, to_saved
 from headrace.core.errors import ConfigError
 from headrace_reference.scripts import SCRIPTS
 from tests.seeds.option_tables import NAMES, example_of
@@ -21,6 +21,7 @@ from tests.seeds.running import tf_config
 
 RUN, GA = "runs/a", "gradient_accumulation_count"
 DOCUMENTS = {"tf2": "000", "tf1": "001"}
+TRAINED = ("train.py", "headrace train", "efficientnet_CIFAR10_train.py")
 CONTINUED = ("train.py", "validation.py", "restore.py", "headrace validate", "headrace resume")
 NOT_OF_A_RUN = ("config", "config-path", "repeat", "restore-path", "distributed")
 WITH = {
@@ -29,10 +30,11 @@ WITH = {
 }  # other options need norms, and data of a known shape
 
 
-def trained(words: str, environ: Mapping[str, str] | None = None) -> Resolved:
-    """Return what a run that `train.py` was given these words has saved."""
-    parsed = read_arguments(SCRIPTS["train"](shlex.split(words))[1:], "headrace train")
-    return stored(resolve(parsed.options, environ=environ or {}))
+def trained(words: str, environ: Mapping[str, str] | None = None, script: str = "train.py") -> Resolved:
+    """Return what a run that a script was given these words has saved."""
+    given = shlex.split(words)
+    given = SCRIPTS[script.removesuffix(".py")](given)[1:] if script.endswith(".py") else given
+    return stored(resolve_arguments(read_config_arguments(given, "headrace train"), environ or {}))
 
 
 def stored(resolved: Resolved) -> Resolved:
@@ -71,9 +73,31 @@ def options_of(application: str) -> list[str]:
 CASES = [(application, words) for application in NAMES for words in options_of(application)]
 
 
+@pytest.mark.parametrize("trainer", TRAINED[:2])
 @pytest.mark.parametrize(("application", "words"), CASES)
-def test_the_options_of_training_may_be_typed_again(application: str, words: str) -> None:
-    saved = trained(f"{words} --application {application}")
+def test_the_options_of_training_may_be_typed_again(application: str, words: str, trainer: str) -> None:
+    saved = trained(f"{words} --application {application}", script=trainer)
+    for script in CONTINUED:
+        assert written(continued(saved, script, words)) == written(saved), script
+
+
+OURS = (
+    "--batch-size 16",
+    "--micro-batch-size 8",
+    "--num-epochs 3",
+    "--seed 4",
+    "--precision 32.32",
+    "--max-steps-per-call 5",
+)
+
+
+@pytest.mark.parametrize("trainer", TRAINED)
+@pytest.mark.parametrize("words", OURS)
+def test_our_own_options_may_be_typed_again_behind_any_script(words: str, trainer: str) -> None:
+    application = " --application tf2" if trainer == "train.py" else ""
+    if trainer.startswith("efficientnet") and words.startswith("--batch-size"):
+        words = "--global-batch-size 192"  # the recipe names a micro batch and its accumulation
+    saved = trained(words + application, script=trainer)
     for script in CONTINUED:
         assert written(continued(saved, script, words)) == written(saved), script
 
