@@ -49,10 +49,10 @@ def main(argv: list[str]) -> int:
     if not paths:
         raise ConfigError("At least one image is required.", remedy="Name files or folders: RUN_DIR IMAGE ...")
     from headrace.engine.devices import run_in_calling_thread, start_devices
-    from headrace.run.prediction import find_images, labels_by_folder, predict
+    from headrace.run.prediction import find_images, labels_by_folder, predict, with_flip
     from headrace.run.read_weights import find_weights
 
-    weights = find_weights(name, which)
+    weights = with_flip(find_weights(name, which), args.flip)
     files = find_images([local_path(path) for path in paths])
     labels = labels_by_folder(files, weights.class_names)
     if args.page and not labels:
@@ -180,4 +180,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write an HTML page too, of images in folders named after classes",
     )
     add_model_arguments(parser)
+    parser.add_argument(
+        "--flip",
+        action=argparse.BooleanOptionalAction,
+        help="mean scores of an image and of its mirror image, in twice the time [as the run validates]",
+    )
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images at a time [32]")

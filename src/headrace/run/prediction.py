@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from headrace.config.field import COMMAND_LINE
+from headrace.config.layers import Given
+from headrace.config.load import with_values
 from headrace.core.errors import DataError
 from headrace.core.units import format_percent
 from headrace.data.augmentation.preprocess import preprocess
@@ -217,7 +220,19 @@ def _forward_spec(weights: Weights, reducer: Reducer) -> EvalSpec:
         matmul_precision=weights.config.numerics.matmul_precision,
         stable_norm=weights.config.model.stable_norm,
         reducer=reducer,
+        flip=weights.config.validation.validation_flip,
     )
+
+
+def with_flip(weights: Weights, flip: bool | None) -> Weights:
+    """Return weights that predict the mean of the scores of an image and of its mirror image, or that do not.
+
+    None leaves it to the run: it predicts as it validates.
+    """
+    if flip is None or weights.resolved is None:
+        return weights
+    said = Given(value=flip, origin=COMMAND_LINE)
+    return replace(weights, resolved=with_values(weights.resolved, {"validation_flip": said}))
 
 
 def read_image(form: InputForm, path: Path, out: np.ndarray) -> str:
