@@ -50,9 +50,16 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     labels = jnp.array(rng.integers(0, network.num_classes, batch))
     state = fresh_state(network)
     if side.endswith("_eval"):
+
+        class Images:
+            def __call__(self, _resident: Any, block: Any) -> tuple[Any, None]:
+                return block["images"], None
+
+            def labels(self, _resident: Any, _block: Any) -> None: ...
+
         spec = EvalSpec(
             network=network,
-            fetch=lambda _resident, block: (block["images"], None),
+            fetch=Images(),
             compute_dtype=dtype,
             num_replicas=1,
             reducer=LOGITS,

@@ -1,7 +1,6 @@
 """Train a few steps on given samples, on one device or through stages: what the equivalence tests are made of."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,8 +8,9 @@ import numpy as np
 
 from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
+from headrace.engine.loss_scale import make_loss_scaling
 from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.objective import training_loss
+from headrace.engine.objective import Objective
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
@@ -18,6 +18,7 @@ from headrace.engine.placement import ON_DEVICE, Placement
 from headrace.engine.precision import make_precision
 from headrace.engine.state import put_state, state_from
 from headrace.engine.step import StepSpec, make_step
+from headrace.engine.trainable import EVERYTHING
 from headrace.model.activations import Activation
 from headrace.model.composite import Chain, Residual
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite
@@ -51,6 +52,16 @@ class Stages:
     schedule: str = "Interleaved"
     recompute: bool = False
     placement: Placement = ON_DEVICE
+
+
+class AsSent:
+    """Take images and labels as they are in the block."""
+
+    def __call__(self, _resident: object, micro: dict[str, Any]) -> tuple[Any, Any]:
+        return micro["images"], micro.get("labels")
+
+    def labels(self, _resident: object, micro: dict[str, Any]) -> Any:
+        return micro["labels"]
 
 
 def make_samples(num_samples: int = GLOBAL_BATCH, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -91,22 +102,22 @@ def small_excited() -> Network:
     return Network(name="excited", blocks=blocks, input_hwc=(8, 8, 3), num_classes=10)
 
 
-def make_spec(config, network, global_batch_size, *, replicas, count, **given) -> StepSpec:
+def make_spec(config, network, global_batch_size, *, replicas, count, trained=EVERYTHING, **given) -> StepSpec:
     """Return the step of a configuration; `given` replaces what it would have."""
     learning = config.learning
     curve = make_lr_curve(learning, global_batch_size=global_batch_size, updates_per_epoch=10, num_epochs=1)
     spec = StepSpec(
         network=network,
-        optimizer=make_optimizer(learning, curve, global_batch_size),
+        optimizer=make_optimizer(learning, curve, global_batch_size, trained),
         lr_curve=curve,
         precision=make_precision(config.numerics, config.batch),
-        numerics=config.numerics,
-        fetch=lambda _resident, micro: (micro["images"], micro["labels"]),
-        fetch_labels=lambda _resident, micro: micro["labels"],
+        loss_scaling=make_loss_scaling(config.numerics, curve.span),
+        fp_exceptions=config.numerics.fp_exceptions,
+        fetch=AsSent(),
         num_replicas=replicas,
         gradient_accumulation_count=count,
         seed=0,
-        objective=partial(training_loss, label_smoothing=learning.label_smoothing),
+        objective=Objective(label_smoothing=learning.label_smoothing),
         stable_norm=config.model.stable_norm,
         bn_momentum=0.9,
         ema_decay=learning.ema_decay,
@@ -126,7 +137,7 @@ def make_block(images, labels, count):
 
 
 def first_state(spec: StepSpec):
-    return state_from(spec.optimizer, spec.precision, spec.numerics, spec.network.init(0), ema=spec.ema_decay > 0)
+    return state_from(spec.optimizer, spec.precision, spec.loss_scaling, spec.network.init(0), ema=spec.ema_decay > 0)
 
 
 def train_steps(config, network, images, labels, *, replicas, count, **given):

@@ -12,7 +12,6 @@ from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.engine.pipeline import step_plan
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
-from headrace.engine.step import no_labels
 from headrace.model.activations import Activation
 from headrace.model.composite import Chain, Residual
 from headrace.model.context import Ctx
@@ -20,6 +19,7 @@ from headrace.model.gates import SqueezeExcite
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, Layer, MaxPool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
+from tests.harness import AsSent
 from tests.model.build import compute, network
 
 
@@ -32,7 +32,7 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     def logits(flip: bool) -> np.ndarray:
         spec = EvalSpec(
             network=net,
-            fetch=lambda _resident, batch: (batch["images"], batch["labels"]),
+            fetch=AsSent(),
             compute_dtype=jnp.float32,
             num_replicas=1,
             reducer=LOGITS,
@@ -55,7 +55,7 @@ def test_a_validation_computes_variances_as_training_does():
     block = Norm(spec=NormSpec(kind="group", num_groups=1, epsilon=0.0))
     x = np.random.default_rng(0).normal(300, 0.05, (2, 8, 8, 4)).astype(np.float32)
     params, stats = block.init(lambda _name: np.random.default_rng(0), (8, 8, 4))
-    spec = EvalSpec(network=network("toy_model"), fetch=no_labels, compute_dtype=jnp.float32, num_replicas=1)
+    spec = EvalSpec(network=network("toy_model"), fetch=AsSent(), compute_dtype=jnp.float32, num_replicas=1)
     wide = x.astype(np.float64)
     axes = (1, 2, 3)
     wanted = (wide - wide.mean(axes, keepdims=True)) / wide.std(axes, keepdims=True)
@@ -71,8 +71,7 @@ def test_stages_of_an_evaluation_are_compiled_with_its_options(monkeypatch):
     net, options = network("toy_model"), {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     spec = EvalSpec(
         network=net,
-        fetch=lambda _resident, batch: (batch["images"], batch["labels"]),
-        fetch_labels=lambda _resident, batch: batch["labels"],
+        fetch=AsSent(),
         compute_dtype=jnp.float32,
         num_replicas=1,
         compiler_options=tuple(options.items()),
@@ -92,7 +91,7 @@ def test_python_traces_an_evaluation_once(monkeypatch):
     monkeypatch.setattr(Network, "apply_range", lambda *given: traced.append(1) or apply(*given))
     spec = EvalSpec(
         network=net,
-        fetch=lambda _resident, batch: (batch["images"], batch["labels"]),
+        fetch=AsSent(),
         compute_dtype=jnp.float32,
         num_replicas=1,
         cpu_kernels="off",
@@ -154,9 +153,14 @@ def test_what_follows_from_the_weights_alone_is_computed_once(more, dtype):
     weights = jax.tree.map(lambda a: a + rng.uniform(0, 0.3, a.shape).astype(np.float32), net.init(0))
     block = {"images": jnp.array(rng.normal(size=(2, 3, 11, 9, 3)), jnp.float32)}
     mean, std = np.array([0.1, 0.2, 0.3], np.float32), jnp.array([0.9, 1.0, 1.1])  # arguments of JAX's program, too
+
+    class Normalised(AsSent):
+        def __call__(self, _resident, micro):
+            return (micro["images"] - mean[None, None, None]) / std[None, None, None], None
+
     spec = EvalSpec(
         network=net,
-        fetch=lambda _resident, batch: ((batch["images"] - mean[None, None, None]) / std[None, None, None], None),
+        fetch=Normalised(),
         compute_dtype=dtype,
         num_replicas=1,
         reducer=LOGITS,

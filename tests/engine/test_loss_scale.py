@@ -9,20 +9,22 @@ from headrace.config.schema import Numerics
 from headrace.core.errors import ConfigError
 from headrace.engine.loss_scale import (
     init_loss_scale,
+    make_loss_scaling,
     next_loss_scale,
     overflow_expected,
     resumed_loss_scale,
-    scale_schedule,
 )
 from headrace.rows.row import Span
 
+SPAN = Span(global_batch_size=8, updates_per_epoch=2, num_epochs=2)
 PARAMS = {"initial": 8.0, "growth_interval": 3, "growth_factor": 4.0, "backoff_factor": 0.5, "max": 64.0}
 
 
 def run(numerics: Numerics, finite: str):
     """Return (scale, good steps, skipped) after each step; a dot is a finite step, an x is not."""
-    state, seen = init_loss_scale(numerics), []
-    step = jax.jit(lambda state, finite: next_loss_scale(state, finite, numerics))
+    scaling = make_loss_scaling(numerics, SPAN)
+    state, seen = init_loss_scale(scaling), []
+    step = jax.jit(lambda state, finite: next_loss_scale(state, finite, scaling))
     for mark in finite:
         state = step(state, mark == ".")
         seen.append((float(state["scale"]), int(state["good_steps"]), int(state["skipped"])))
@@ -51,14 +53,14 @@ def test_dynamic_scale_stays_between_one_and_its_maximum():
 
 
 def test_defaults():
-    numerics = Numerics(loss_scaling="dynamic")
-    state = init_loss_scale(numerics)
+    scaling = make_loss_scaling(Numerics(loss_scaling="dynamic"), SPAN)
+    state = init_loss_scale(scaling)
     assert float(state["scale"]) == 32768
     almost = {**state, "good_steps": jnp.int32(1998)}
-    assert float(next_loss_scale(almost, True, numerics)["scale"]) == 32768
+    assert float(next_loss_scale(almost, True, scaling)["scale"]) == 32768
     due = {**state, "good_steps": jnp.int32(1999), "scale": jnp.float32(2**24)}
-    assert float(next_loss_scale(due, True, numerics)["scale"]) == 2**24
-    assert float(next_loss_scale(due, False, numerics)["scale"]) == 2**23
+    assert float(next_loss_scale(due, True, scaling)["scale"]) == 2**24
+    assert float(next_loss_scale(due, False, scaling)["scale"]) == 2**23
 
 
 @pytest.mark.parametrize(("given", "scale"), [(0.0, 1.0), (128.0, 128.0)])
@@ -67,17 +69,17 @@ def test_static_scale_stays_and_counts(given, scale):
 
 
 def test_only_a_dynamic_scale_above_one_forgives():
-    dynamic = Numerics(loss_scaling="dynamic", loss_scaling_params=PARAMS)
+    dynamic = make_loss_scaling(Numerics(loss_scaling="dynamic", loss_scaling_params=PARAMS), SPAN)
     assert bool(overflow_expected(init_loss_scale(dynamic), dynamic))
     assert not bool(overflow_expected({**init_loss_scale(dynamic), "scale": jnp.float32(1)}, dynamic))
-    static = Numerics(loss_scaling=128.0)
+    static = make_loss_scaling(Numerics(loss_scaling=128.0), SPAN)
     assert not bool(overflow_expected(init_loss_scale(static), static))
 
 
 def test_state_keeps_its_types_through_a_scan():
-    numerics = Numerics(loss_scaling="dynamic", loss_scaling_params=PARAMS)
+    scaling = make_loss_scaling(Numerics(loss_scaling="dynamic", loss_scaling_params=PARAMS), SPAN)
     finite = jnp.array([True, False, True])
-    state, _ = jax.lax.scan(lambda s, f: (next_loss_scale(s, f, numerics), None), init_loss_scale(numerics), finite)
+    state, _ = jax.lax.scan(lambda s, f: (next_loss_scale(s, f, scaling), None), init_loss_scale(scaling), finite)
     assert {name: leaf.dtype for name, leaf in state.items()} == {
         "scale": jnp.float32,
         "good_steps": jnp.int32,
@@ -91,9 +93,9 @@ def doubling(initial: float, final: float) -> Numerics:
 
 def by_hand(numerics: Numerics, span: Span) -> list[float]:
     """Return the scale of every step of a run, as the state goes through it."""
-    schedule = scale_schedule(numerics, span)
-    after = jax.jit(lambda state, step: next_loss_scale(state, True, numerics, schedule, step))
-    state, seen = resumed_loss_scale(init_loss_scale(numerics), 0, numerics, schedule), []
+    scaling = make_loss_scaling(numerics, span)
+    after = jax.jit(lambda state, step: next_loss_scale(state, True, scaling, step))
+    state, seen = resumed_loss_scale(init_loss_scale(scaling), 0, scaling), []
     for step in range(span.num_epochs * span.updates_per_epoch):
         seen.append(float(state["scale"]))
         state = after(state, step)
@@ -122,7 +124,7 @@ def test_a_resumed_scale_is_that_of_the_options():
     saved = {"scale": jnp.float32(5), "good_steps": jnp.int32(2), "skipped": jnp.int32(1)}
 
     def resumed(numerics: Numerics, step: int) -> float:
-        found = resumed_loss_scale(saved, step, numerics, scale_schedule(numerics, span))
+        found = resumed_loss_scale(saved, step, make_loss_scaling(numerics, span))
         assert (int(found["good_steps"]), int(found["skipped"])) == (2, 1)
         return float(found["scale"])
 

@@ -13,12 +13,13 @@ from headrace.config.load import config_from
 from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import EvalSpec, make_forward
-from headrace.engine.kept_programs import by_value, digest
+from headrace.engine.kept_programs import key
 from headrace.engine.pipeline import step_plan
 from headrace.engine.precision import make_precision
 from headrace.engine.step import make_step
 from headrace.model.network import Network
 from tests.harness import (
+    AsSent,
     Stages,
     first_state,
     make_block,
@@ -88,7 +89,7 @@ def test_validation_states_it():
     params, stats = network.init(0)
     spec = EvalSpec(
         network=network,
-        fetch=lambda _resident, micro: (micro["images"], micro["labels"]),
+        fetch=AsSent(),
         compute_dtype=jnp.float32,
         num_replicas=1,
         cpu_kernels="off",
@@ -102,7 +103,7 @@ def test_validation_states_it():
 def test_it_is_for_float32_alone_and_part_of_what_names_a_program():
     numerics = config(matmul_precision="float32", precision="16.32").numerics
     assert make_precision(numerics, config().batch).matmul_precision == "default"
-    names = {digest(by_value(spec_of(small_excited(), matmul_precision=value).precision)) for value in WORDS}
+    names = {key(spec_of(small_excited(), matmul_precision=value).precision) for value in WORDS}
     assert len(names) == len(WORDS)
 
 

@@ -56,7 +56,7 @@ def test_binary_cross_entropy_matches_numpy(batch, smoothing, threshold):
         target = (target > threshold).astype(float)
     x = logits.astype(np.float64)
     expected = (np.logaddexp(0, x) - target * x).mean(-1)
-    custom = objective.CustomObjective(loss=objective.binary_cross_entropy(threshold))
+    custom = objective.CustomObjective(loss=objective.BinaryCrossEntropy(threshold))
     both = jax.value_and_grad(lambda x: training_loss(x, mixed, label_smoothing=smoothing, custom=custom), has_aux=True)
     (loss, sums), gradient = jax.jit(both)(logits)
     np.testing.assert_allclose(float(loss), expected.mean(), rtol=2e-6)

@@ -110,7 +110,7 @@ def test_a_factor_is_another_learning_rate_and_frozen_weights_stay_whatever_deca
         config = config_from({**learning, "lr_schedule_params": {"initial_learning_rate": rate}})
         curve = make_lr_curve(config.learning, global_batch_size=1, updates_per_epoch=1, num_epochs=9)
         weights = make_trainable(config.weights, lambda: params, lambda names: "")
-        rule = make_optimizer(config.learning, curve, 1, None if weights.everything else weights.rate_factor)
+        rule = make_optimizer(config.learning, curve, 1, weights)
         state, now = rule.init(params), params
         updates: Any
         for step, grad in enumerate(grads):

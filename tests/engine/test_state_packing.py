@@ -1,6 +1,5 @@
 """Joined vectors: the same training as with every tensor on its own, and the same state outside of the call."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -13,6 +12,7 @@ from headrace.config.schema import Config
 from headrace.engine.optimizer import Update, make_optimizer, update_kinds
 from headrace.engine.packing import make_packing
 from headrace.engine.step import is_moved, with_packing
+from headrace.engine.trainable import EVERYTHING, Trainable
 from headrace.model.norm import NormSpec
 
 from ..harness import OPTIONS, assert_close, first_state, make_samples, make_spec, small_residual, train_steps
@@ -25,13 +25,13 @@ LARS = config_from(
 FACTORS = {"conv1/norm/gamma": 0.5, "unit/norm/gamma": 0.0, "unit/norm/beta": 0.0}
 
 
-def rule(config: Config, factors: Callable[[str], float] | None = None) -> Update:
-    return make_optimizer(config.learning, lambda step: jnp.float32(0.1), 16, factors)
+def rule(config: Config, trained: Trainable = EVERYTHING) -> Update:
+    return make_optimizer(config.learning, lambda step: jnp.float32(0.1), 16, trained)
 
 
 def spec_and_packing(config, **given):
     spec = make_spec(config, NETWORK, 16, replicas=1, count=1, **given)
-    kind = update_kinds(rule(config, given.get("rate_factor")))
+    kind = update_kinds(rule(config))
     assert kind is not None
     return spec, make_packing(first_state(spec), kind, partial(is_moved, spec))
 
@@ -74,9 +74,9 @@ def test_training_is_the_same(options, count):
 
 def test_frozen_norms_and_rates_of_their_own_stay_apart():
     config = config_from(OPTIONS)
-    frozen = lambda name: FACTORS.get(name, 1.0) == 0  # noqa: E731
-    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, frozen=frozen)
-    kind = update_kinds(rule(config, lambda name: FACTORS.get(name, 1.0)))
+    optimizer = rule(config, Trainable(factors=tuple(FACTORS.items())))
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, optimizer=optimizer)
+    kind = update_kinds(optimizer)
     assert kind is not None
     packing = make_packing(first_state(spec), kind, partial(is_moved, spec))
     assert ("unit/norm/beta", "unit/norm/gamma") in packing.params.groups
@@ -84,7 +84,7 @@ def test_frozen_norms_and_rates_of_their_own_stay_apart():
     first, second = packing.stats.groups
     assert (first[0], second[0]) == ("conv1/norm/mean", "unit/norm/mean")
     images, labels = make_samples()
-    found, _ = train_steps(config, NETWORK, images, labels, replicas=1, count=1, frozen=frozen, packing=packing)
+    found, _ = train_steps(config, NETWORK, images, labels, replicas=1, count=1, optimizer=optimizer, packing=packing)
     np.testing.assert_array_equal(found["stats"]["unit"]["norm"]["mean"], np.zeros(8))
     assert np.abs(found["stats"]["conv1"]["norm"]["mean"]).max() > 0
 

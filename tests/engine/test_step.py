@@ -1,7 +1,5 @@
 """The training step: which running statistics move when weights are frozen; what is an argument of its program."""
 
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
@@ -9,12 +7,13 @@ import pytest
 from headrace.config.load import config_from
 from headrace.data.augmentation.mix import Mix
 from headrace.data.augmentation.preprocess import Preprocess
-from headrace.data.feeding.fetch import fetch
+from headrace.data.feeding.fetch import FetchSamples
 from headrace.engine.call_loop import make_call, put_on
 from headrace.engine.devices import replica_mesh
 from headrace.engine.lr_curve import rate_table
 from headrace.engine.state import put_state
 from headrace.engine.step import make_step
+from headrace.engine.trainable import Trainable
 from headrace.model.layers import Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
@@ -38,8 +37,8 @@ NETWORK = Network(
 def test_statistics_stop_only_where_gamma_and_beta_are_both_frozen(frozen, moves):
     images, labels = (array[:1] for array in make_samples())
     names = {f"norm/{tensor}" for tensor in frozen}
-    given = {"frozen": lambda name: name in names} if frozen else {}
-    state, _ = train_steps(config_from(OPTIONS), NETWORK, images, labels, replicas=1, count=1, **given)
+    trained = Trainable(freeze=tuple(names))
+    state, _ = train_steps(config_from(OPTIONS), NETWORK, images, labels, replicas=1, count=1, trained=trained)
     mean, variance = state["stats"]["norm"]["mean"], state["stats"]["norm"]["variance"]
     if not moves:
         np.testing.assert_array_equal(mean, np.zeros(3))
@@ -78,8 +77,9 @@ def _seeded(spec_seed, block_seed):
         random_erasing=0.5,
         mix=Mix(mixup_alpha=0.2, cutmix_lambda=0.8, cutmix_version=1, cutmix_alpha=0, seed=spec_seed, image_hw=(8, 8)),
     )
-    fetched = partial(fetch, spec=drawing, train=True)
-    spec = make_spec(config, small_excited(), 16, replicas=1, count=2, seed=spec_seed, fetch=fetched)
+    spec = make_spec(
+        config, small_excited(), 16, replicas=1, count=2, seed=spec_seed, fetch=FetchSamples(drawing, train=True)
+    )
     mesh = replica_mesh(jax.devices()[:1])
     arguments = first_state(spec), None, block, np.array([0, 2], np.int32)
     return make_call(make_step(spec), mesh, block), arguments

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+import headrace.engine
 from headrace.checkpoint.store import list_checkpoints, load
 from headrace.engine import kept_programs, program_names, stored_programs
 from headrace.engine.compiler import CONV_FUSION
 from headrace.engine.devices import count_compilations, replica_mesh
+from headrace.engine.forward import make_forward
 from headrace.engine.program_names import source_digest
 from headrace.engine.stored_programs import Request
 
@@ -34,17 +37,19 @@ FOLDER = stored_programs.folder
 @pytest.fixture(autouse=True)
 def place(tmp_path):
     """Store in a folder of the test's own. JAX's cache stays where it was: once it is open, it cannot be moved."""
-    with mock.patch.object(stored_programs, "folder", return_value=tmp_path / "programs"):
+    own = mock.patch.object(headrace.engine, "multiplication", multiplication, create=True)
+    with own, mock.patch.object(stored_programs, "folder", return_value=tmp_path / "programs"):
         yield tmp_path / "programs"
     kept_programs._kept.clear()
 
 
-def multiplication(factor, donates):
-    """Return a jitted program; it says that it is the package's, since what is not has no name."""
+def multiplication(spec, _mesh):
+    """Return a jitted program."""
+    factor, donates = spec
     return jax.jit(partial(lax.mul, factor), donate_argnums=0 if donates else ())
 
 
-multiplication.__module__ = "headrace.engine"
+multiplication.__module__ = "headrace.engine"  # and the fixture puts it there: what is not the package's has no name
 
 
 def request(factor=None, *, shape=(), dtype: Any = np.float32, options=None, donates=True, devices=1):
@@ -53,7 +58,7 @@ def request(factor=None, *, shape=(), dtype: Any = np.float32, options=None, don
     factor = np.full(shape, random.random() if factor is None else factor, dtype)
     return Request(
         make=multiplication,
-        given=(factor, donates),
+        spec=(factor, donates),
         arguments=(jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec())),),
         options=options or {},
         mesh=mesh,
@@ -192,6 +197,8 @@ def test_names_are_those_of_another_process():
 def network_request():
     """Return the request for a network's forward pass."""
     from headrace.config.load import config_from
+    from headrace.data.augmentation.preprocess import Preprocess
+    from headrace.data.feeding.fetch import FetchSamples
     from headrace.engine.forward import EvalSpec, make_forward
     from headrace.engine.lr_curve import make_lr_curve
     from headrace.engine.optimizer import make_optimizer
@@ -199,10 +206,13 @@ def network_request():
 
     config, mesh = config_from({"model_name": "cifar_resnet8"}), replica_mesh(jax.devices()[:1])
     curve = make_lr_curve(config.learning, global_batch_size=8, updates_per_epoch=10, num_epochs=2)
-    update: Any = make_optimizer(config.learning, curve, 8).update
+    preprocess = Preprocess(
+        augmentation="none", normalization="zero-one", mean=(), std=(), seed=0, image_hwc=(32, 32, 3)
+    )
+    fetch, optimizer = FetchSamples(preprocess, train=False), make_optimizer(config.learning, curve, 8)
     network = build_network(config.model, 10, (32, 32, 3))
-    spec = EvalSpec(network=network, fetch=update, compute_dtype=np.float32, num_replicas=1)
-    return Request(make=make_forward, given=(spec, mesh, curve), arguments=(), options={}, mesh=mesh)
+    spec = EvalSpec(network=network, fetch=fetch, compute_dtype=np.float32, num_replicas=1)
+    return Request(make=make_forward, spec=spec, mesh=mesh, more=(optimizer,), arguments=(), options={})
 
 
 def test_any_change_of_the_source_counts_but_one_that_no_program_sees(tmp_path):
@@ -295,11 +305,18 @@ def test_a_program_that_cannot_be_loaded_is_compiled_and_stored_no_more(place):
     assert obtain(wanted)[2] > 0
 
 
+def own_program(spec, _mesh):
+    return jax.jit(spec)
+
+
 def test_what_a_user_wrote_is_never_stored(place):
     own = lambda x: 2 * x  # noqa: E731
     mesh = replica_mesh(jax.devices()[:1])
-    wanted = Request(make=jax.jit, given=(own,), arguments=(np.float32(1),), options={}, mesh=mesh)
+    wanted = Request(make=own_program, spec=own, mesh=mesh, arguments=(np.float32(1),), options={})
     assert wanted._name() is None
+    assert replace(wanted, make=make_forward)._name() is None
+    assert replace(wanted, spec=None)._name() is None
+    assert replace(wanted, make=make_forward, spec=None)._name()
     assert float(wanted.prepare().compile().compiled[0](np.float32(2))) == 4
     assert not place.exists()
 

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.config.schema import Learning
 from headrace.data.augmentation.mix import MixedLabels
-from headrace.engine.objective import CustomObjective, binary_cross_entropy, training_loss
+from headrace.engine.objective import BinaryCrossEntropy, CustomObjective, training_loss
 from headrace.engine.optimizer import make_optimizer
 
 PYTHON = os.environ.get("HEADRACE_TORCH_PYTHON", "")
@@ -89,6 +89,6 @@ def test_binary_cross_entropy_of_mixed_labels(
     given, theirs = both
     labels = given["labels"].astype(np.int32)
     mixed = MixedLabels(np.stack([labels, labels[::-1]], 1), np.tile(np.array([[0.7, 0.3]], np.float32), (16, 1)))
-    custom = CustomObjective(loss=binary_cross_entropy(threshold))
+    custom = CustomObjective(loss=BinaryCrossEntropy(threshold))
     loss, _ = training_loss(given["logits"], mixed, label_smoothing=smoothing, custom=custom)
     np.testing.assert_allclose(float(loss), theirs[f"loss {smoothing} {threshold}"], rtol=2e-6)

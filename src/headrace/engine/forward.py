@@ -7,8 +7,7 @@ Every sample counts exactly once: feeds pad the last batch, and the sums leave o
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import SCORES, STANDARD, CustomObjective, classification_sums, sums_of_validation
-from headrace.engine.step import Fetch, FetchLabels, no_labels
+from headrace.engine.step import Fetch
 from headrace.engine.stored_programs import Made, Request
 from headrace.model.context import Ctx
 from headrace.model.network import Network
@@ -37,14 +36,26 @@ Weights = tuple[PyTree, PyTree]  # (params, stats)
 
 @dataclass(frozen=True)
 class Reducer:
-    """What is kept of a batch: `keep(logits, labels, mask)`, added up over all batches or stacked in their order.
+    """What is kept of a batch: sums, added up over all batches, or logits or probabilities, stacked in their order."""
 
-    Beside sums, `beside(logits, labels, mask)` is stacked, as `scores` among them.
-    """
+    keeps: Literal["sums", "logits", "probabilities"]
+    custom: CustomObjective = STANDARD
 
-    keep: Callable[[jax.Array, Any, Any], PyTree]
-    adds: bool
-    beside: Callable[[jax.Array, Any, Any], PyTree] | None = None
+    @property
+    def adds(self) -> bool:
+        """Say whether what is kept of batches is added up."""
+        return self.keeps == "sums"
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Say whether scores are stacked beside the sums, as `scores` among them."""
+        return self.adds and self.custom.keeps_scores
+
+    def keep(self, logits: jax.Array, labels: Any, mask: Any) -> PyTree:
+        """Return what is kept of a batch."""
+        if self.adds:
+            return batch_sums(logits, labels, mask, self.custom)
+        return logits if self.keeps == "logits" else jax.nn.softmax(logits)
 
 
 def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: CustomObjective = STANDARD) -> Sums:
@@ -57,19 +68,19 @@ def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: Cu
     return sums | sums_of_validation(logits, labels, mask, custom)
 
 
-def keep_scores(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
+def scores_of(logits: jax.Array, labels: Any, mask: Any) -> Sums:
     """Return what metrics that need all scores need of a batch."""
     return {"scores": logits.astype(jnp.float32), "labels": labels, "mask": mask}
 
 
 def sums_with(custom: CustomObjective) -> Reducer:
     """Return the reducer that adds up `batch_sums`, with a custom loss and custom metrics."""
-    return Reducer(partial(batch_sums, custom=custom), adds=True, beside=keep_scores if custom.keeps_scores else None)
+    return Reducer("sums", custom)
 
 
 SUMS = sums_with(STANDARD)
-LOGITS = Reducer(lambda logits, _labels, _mask: logits, adds=False)
-PROBABILITIES = Reducer(lambda logits, _labels, _mask: jax.nn.softmax(logits), adds=False)
+LOGITS = Reducer("logits")
+PROBABILITIES = Reducer("probabilities")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +96,6 @@ class EvalSpec:
     stable_norm: bool = False
     cpu_kernels: str = "auto"
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
-    fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
 
@@ -159,10 +169,10 @@ class WholeForward(OnOneMesh):
         has_constants = uses_kernels(self.spec.cpu_kernels)
         request = Request(
             make=make_forward,
-            given=(self.spec, self.mesh),
+            spec=self.spec,
+            mesh=self.mesh,
             arguments=(placed if has_constants else (placed, None), resident, block),
             options=options,
-            mesh=self.mesh,
         )
         if not has_constants:
             return WholeProgram(_no_constants, *request.prepare().compile().compiled)
@@ -179,7 +189,7 @@ class WholeForward(OnOneMesh):
         constants = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info)
         traced = kept(make_forward, self.spec, self.mesh).trace((placed, constants), resident, block)
         selection = Selection.of(traced, placed)
-        forward = kept(make_forward, self.spec, self.mesh, selection.whole)
+        forward = kept(make_forward, self.spec, self.mesh, selection)
         lowered = forward.lower((selection.pick(placed), constants), resident, block)
         return (preparation, lowered), list(selection.unused)
 
@@ -257,18 +267,17 @@ def make_preparation(spec: EvalSpec, mesh: Mesh) -> jax.stages.Wrapped:
     return _on_mesh(prepare, mesh, P())
 
 
-def make_forward(
-    spec: EvalSpec, mesh: Mesh, whole: Callable[[PyTree], Weights] = lambda weights: weights
-) -> jax.stages.Wrapped:
+def make_forward(spec: EvalSpec, mesh: Mesh, selection: "Selection | None" = None) -> jax.stages.Wrapped:
     """Return the jitted program `forward((weights, constants), resident, block)` over the n batches of a block.
 
-    A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...]. `whole` turns the
-    program's argument into weights.
+    A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...]. The program
+    takes the weights of a selection.
     """
-    ctx, beside = spec.context(), spec.reducer.beside
+    ctx, keeps_scores = spec.context(), spec.reducer.keeps_scores
 
     def forward(prepared: tuple[PyTree, list[PyTree] | None], resident: PyTree, block: dict[str, jax.Array]) -> PyTree:
-        weights, constants = whole(prepared[0]), prepared[1]
+        given, constants = prepared
+        weights: Weights = given if selection is None else selection.whole(given)
 
         def logits_of(images: jax.Array) -> jax.Array:
             with nullcontext() if constants is None else using(constants):
@@ -282,7 +291,7 @@ def make_forward(
                 logits = (logits + logits_of(images[:, :, ::-1])) / 2
             mask = batch.get("mask")
             kept = spec.reducer.keep(logits, labels, mask)
-            return (kept, beside(logits, labels, mask)) if beside else kept
+            return (kept, scores_of(logits, labels, mask)) if keeps_scores else kept
 
         # Batch by batch, so that a block of any length needs the activations of one batch only.
         if not spec.reducer.adds:
@@ -292,7 +301,7 @@ def make_forward(
         # A scan is harmless here: on the CPU only the gradients of convolutions are slow inside a loop, forward passes
         # are not.
         def add(total: Sums, batch: dict[str, jax.Array]) -> tuple[Sums, PyTree]:
-            sums, stacked = one_batch(batch) if beside else (one_batch(batch), None)
+            sums, stacked = one_batch(batch) if keeps_scores else (one_batch(batch), None)
             return jax.tree.map(jnp.add, total, sums), stacked
 
         total, stacked = lax.scan(add, zeros, block)
@@ -300,7 +309,7 @@ def make_forward(
         total = lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
         return total if stacked is None else total | {SCORES: stacked}
 
-    if beside:
+    if keeps_scores:
         return _on_mesh(forward, mesh, dict.fromkeys(spec.sum_shapes(), P()) | {SCORES: BATCHES})
     return _on_mesh(forward, mesh, P() if spec.reducer.adds else BATCHES)
 

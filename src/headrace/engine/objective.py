@@ -52,6 +52,24 @@ class CustomObjective:
 STANDARD = CustomObjective()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What a training step minimises and sums up."""
+
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    custom: CustomObjective = STANDARD
+
+    def __call__(self, logits: jax.Array, labels: Labels) -> tuple[jax.Array, Sums]:
+        """Return the mean loss of a micro-batch and its sums."""
+        return training_loss(logits, labels, self.label_smoothing, self.class_weights, self.custom)
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """The names of the sums."""
+        return self.custom.sum_names
+
+
 def metric_sums(sums: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of custom metrics under the names that code gave them."""
     return {key.removeprefix(_METRIC): value for key, value in sums.items() if key.startswith(_METRIC)}
@@ -99,20 +117,22 @@ def cross_entropy(
     return loss_N - label_smoothing * jnp.mean(logits_NC, axis=-1) if label_smoothing else loss_N
 
 
-def binary_cross_entropy(threshold: float | None = None) -> LossFunction:
-    """Return the loss that takes every class for a question of its own: the mean over classes, from logits.
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """The loss that takes every class for a question of its own: the mean over classes, from logits.
 
     With a threshold, targets above it count as 1 and others as 0: both images of a mix are then fully present.
     """
 
-    def loss(logits_NC: jax.Array, target_NC: jax.Array) -> jax.Array:
-        if threshold is not None:
-            target_NC = (target_NC > threshold).astype(jnp.float32)
+    threshold: float | None = None
+
+    def __call__(self, logits_NC: jax.Array, target_NC: jax.Array) -> jax.Array:
+        """Return the loss of each image."""
+        if self.threshold is not None:
+            target_NC = (target_NC > self.threshold).astype(jnp.float32)
         # log(1 + e^x) - t x, in a form that cannot overflow
         loss_NC = jnp.maximum(logits_NC, 0.0) - logits_NC * target_NC + jnp.log1p(jnp.exp(-jnp.abs(logits_NC)))
         return jnp.mean(loss_NC, axis=-1)
-
-    return loss
 
 
 def _target(labels: Labels, like_NC: jax.Array, values_NC: jax.Array | float = 1.0) -> jax.Array:

@@ -22,6 +22,7 @@ from headrace.config.params import complete
 from headrace.config.schema import Learning
 from headrace.core.tree import PyTree, map_named
 from headrace.engine.lr_curve import LrCurve, pairs
+from headrace.engine.trainable import EVERYTHING, Trainable
 from headrace.rows.optimizers import OPTIMIZERS
 from headrace.rows.row import OptimizerRow, Rule
 
@@ -64,7 +65,7 @@ class Update:
     l2: float
     decay: float
     exclude: tuple[str, ...]  # expressions; weights whose names match one have neither L2 nor decay
-    factors: Callable[[str], float] | None  # on a weight's update, by its name; with 0 it does not move
+    trained: Trainable  # which weights are, with which factors on their updates
     lookahead: int
 
     @functools.cached_property
@@ -85,7 +86,7 @@ class Update:
 
     def kind(self, name: str) -> Hashable:
         """Return the kind of a weight's update: elements of weights of one kind are updated alike."""
-        return self.is_decayed(name), 1.0 if self.factors is None else self.factors(name)
+        return self.is_decayed(name), self.trained.rate_factor(name)
 
     def init(self, params: PyTree) -> PyTree:
         """Return the slots at the start."""
@@ -116,10 +117,9 @@ class Update:
         updates, slots = self.rule.update(grads, state["fast"] if self.lookahead else state, params, rate)
         if self.decay and self.row.decay == "after":
             updates = self._add_weights(updates, params, -rate * self.decay)
-        if self.factors is not None:
+        if not self.trained.everything:
             # On the update and not on the rate: rules are linear in it, Muon's nearly so.
-            factor_of = self.factors
-            updates = map_named(lambda name, u: u * factor_of(name), updates)
+            updates = map_named(lambda name, u: u * self.trained.rate_factor(name), updates)
         return self._look_ahead(updates, slots, state["slow"], params, step) if self.lookahead else (updates, slots)
 
     def _add_weights(self, tree: PyTree, params: PyTree, factor: jax.Array | float) -> PyTree:
@@ -138,9 +138,9 @@ class Update:
 
 
 def make_optimizer(
-    learning: Learning, lr_curve: LrCurve, global_batch_size: int, rate_factor: Callable[[str], float] | None = None
+    learning: Learning, lr_curve: LrCurve, global_batch_size: int, trained: Trainable = EVERYTHING
 ) -> Update:
-    """Return the update rule of the options; `rate_factor(name)` multiplies the rate of a weight."""
+    """Return the update rule of the options."""
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
     update = Update(
         optimizer=learning.optimizer,
@@ -150,7 +150,7 @@ def make_optimizer(
         l2=learning.l2_regularization,
         decay=learning.weight_decay,
         exclude=tuple(learning.weight_decay_exclude),
-        factors=rate_factor,
+        trained=trained,
         lookahead=learning.lookahead,
     )
     assert update.rule  # made here, so that settings that contradict each other are refused before anything starts

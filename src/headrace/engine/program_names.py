@@ -18,7 +18,6 @@ import optax
 
 from headrace.core.process import num_processors, process_began
 from headrace.engine.devices import Device, machine_id
-from headrace.engine.kept_programs import LIBRARIES
 from headrace.ops.native_kernels import load_kernels
 from headrace.ops.tracing import on_cpu
 
@@ -30,7 +29,9 @@ _NOT_COMPILED += ("jax_cuda_visible_devices", "jax_rocm_visible_devices")  # ano
 # Variables that XLA and the libraries below it read.
 _VARIABLES = ("XLA_", "TF_", "LIBTPU_", "CUDA_", "CUDNN_", "CUBLAS", "NVIDIA_", "NCCL_", "ROCM_", "HIP_", "MIOPEN_")
 _WHICH_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_KNOWN = {*LIBRARIES, *sys.stdlib_module_names, "PIL", "rich", "safetensors", "yaml"}
+# Whose functions stand in this package's modules without anybody having replaced anything.
+_KNOWN = {"functools", "headrace", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"}
+_KNOWN |= {*sys.stdlib_module_names, "PIL", "rich", "safetensors", "yaml"}
 _began = process_began()
 
 

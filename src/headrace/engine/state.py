@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree
 from headrace.engine.devices import host_device, replicated
-from headrace.engine.loss_scale import init_loss_scale
+from headrace.engine.loss_scale import LossScaling, init_loss_scale
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.optimizer import Update
 from headrace.engine.precision import Precision, store_weights
@@ -44,7 +43,7 @@ def next_ema(ema: PyTree, values: PyTree, step: jax.Array | int, decay: float) -
 def make_state(
     optimizer: Update,
     precision: Precision,
-    numerics: Numerics,
+    scaling: LossScaling,
     params: PyTree,
     stats: PyTree,
     *,
@@ -55,7 +54,7 @@ def make_state(
         "params": store_weights(params, precision),
         "stats": stats,
         "opt": optimizer.init(params),
-        "loss_scale": init_loss_scale(numerics),
+        "loss_scale": init_loss_scale(scaling),
         "step": jnp.zeros((), jnp.int32),
     }
     return state | ({"ema": init_ema({"params": params, "stats": stats})} if ema else {})
@@ -64,14 +63,14 @@ def make_state(
 def state_from(
     optimizer: Update,
     precision: Precision,
-    numerics: Numerics,
+    scaling: LossScaling,
     weights: tuple[PyTree, PyTree],
     *,
     ema: bool,
 ) -> State:
     """Return the state of step 0 in host memory for given (params, stats)."""
     # One jitted program: an eager op per tensor would compile one small program per shape (4.7 s for a ResNet-20).
-    make = jax.jit(partial(make_state, optimizer, precision, numerics, ema=ema))
+    make = jax.jit(partial(make_state, optimizer, precision, scaling, ema=ema))
     # By the host: a GPU would compile its own program first, and send back more than it got.
     with jax.default_device(host_device()):
         return jax.device_get(make(*weights))

@@ -9,21 +9,20 @@ scaling, not to).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from headrace.config.schema import Numerics
 from headrace.core.rng import Seed
 from headrace.core.tree import PyTree, map_named
 from headrace.engine.apply_blocks import apply_blocks
 from headrace.engine.compiler import OptionItems
 from headrace.engine.devices import REPLICA
-from headrace.engine.loss_scale import ScaleSchedule, next_loss_scale, overflow_expected
+from headrace.engine.loss_scale import LossScaling, next_loss_scale, overflow_expected
 from headrace.engine.lr_curve import LrCurve
-from headrace.engine.objective import SUMS
+from headrace.engine.objective import Objective
 from headrace.engine.optimizer import Update, global_norm, update_kinds
 from headrace.engine.packing import Packing, make_packing
 from headrace.engine.precision import Precision, write_weights
@@ -42,41 +41,41 @@ Metrics = dict[str, Any]  # of a step: arrays; of a call: one row per step, and 
 Gradients = tuple[PyTree, PyTree, Metrics, jax.Array]  # with batch statistics, metric sums, finite flags
 SCALARS = "scalars"  # among the metrics inside a call: those that are one float32 each, as a vector
 GRADIENTS = "gradients"  # among the metrics of a step: a tree, of which a call keeps the last
-Fetch = Callable[[PyTree, dict[str, jax.Array]], tuple[jax.Array, Any]]
-FetchLabels = Callable[[PyTree, dict[str, jax.Array]], Any]
-# (network output, labels) -> (mean loss of the micro-batch, metric sums with at least `loss` and `count`)
-Objective = Callable[[jax.Array, Any], tuple[jax.Array, Metrics]]
 
 
-def no_labels(_resident: PyTree, _micro: dict[str, jax.Array]) -> PyTree:
-    """Stand in for `fetch_labels` where there is no pipeline."""
-    raise AssertionError("a pipeline's last stage needs a way to fetch the labels alone")
+class Fetch(Protocol):
+    """How samples come into a program, from a resident set and one micro-batch's slice of the block."""
+
+    def __call__(self, resident: PyTree, micro: dict[str, jax.Array], /) -> tuple[Any, Any]:
+        """Return images and labels."""
+        ...
+
+    def labels(self, resident: PyTree, micro: dict[str, jax.Array], /) -> Any:
+        """Return the labels alone, for the last stage of a pipeline."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """Everything a step needs that is not an array."""
+    """Everything a step needs that is not an array: a value, by which its program is found again."""
 
     network: Network
     optimizer: Update
     lr_curve: LrCurve
     precision: Precision
-    numerics: Numerics
-    fetch: Fetch  # (resident set, one micro-batch's slice of the block) -> images, labels
-    fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
+    loss_scaling: LossScaling
+    fp_exceptions: bool = False  # whether the numbers of each block are finite
+    fetch: Fetch
     num_replicas: int
     gradient_accumulation_count: int
     seed: Seed  # of steps whose block has none
     objective: Objective
-    sum_names: tuple[str, ...] = SUMS  # of the objective's sums
     stable_norm: bool
     norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float
     bn_momentum_start: float | None = None  # with it, bn_momentum is the end of a rise: statistics_momentum
     ema_decay: float
-    scale_schedule: ScaleSchedule = ()  # of the loss scale
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
-    frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
     cpu_kernels: str = "auto"
     histograms: bool = False  # of weights and gradients, after the last step of each call
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
@@ -88,11 +87,10 @@ def _of_block(_step: jax.typing.ArrayLike) -> jax.Array:
 
 
 def without_values_of(block: Mapping[str, Any], spec: StepSpec) -> StepSpec:
-    """Return the specification without the seed and the rates, where a block brings them.
-
-    They are no part of the program then: a run with another seed, learning rate or number of epochs finds the one that
-    was traced before.
+    """Return the specification without what is no part of the program: the seed and the rates, where a block brings
+    them, and the loss scale of the start. A run with other ones finds the program that was traced before.
     """
+    spec = replace(spec, loss_scaling=replace(spec.loss_scaling, initial=1.0))
     if "seed" in block:
         spec = replace(spec, seed=0)
     if "rate" in block:
@@ -113,7 +111,7 @@ def make_step(spec: StepSpec) -> Callable[[State, PyTree, PyTree], tuple[State, 
         # Before the norm is taken, so that clipping and the recorded norm do not depend on the loss scale.
         grads = unscaled(state, grads)
         state, metrics = finish_step(now, state, grads, batch_stats, sums, global_norm(grads))
-        if spec.numerics.fp_exceptions:
+        if spec.fp_exceptions:
             metrics |= {"forward_finite": probes, "gradient_finite": finite_by_block(spec.network.block_names, grads)}
         return state, metrics | ({GRADIENTS: grads} if spec.histograms else {})
 
@@ -133,15 +131,16 @@ def finish_step(
     finite = loss_finite & jnp.isfinite(grad_norm)
     updated = _update(spec, state, grads, batch_stats, grad_norm)
     kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, {key: state[key] for key in updated})
+    scale, scaling = state["loss_scale"], spec.loss_scaling
     metrics = sums | {
         "learning_rate": spec.lr_curve(state["step"]),
         "grad_norm": grad_norm,
-        "loss_scale": state["loss_scale"]["scale"],
+        "loss_scale": scale["scale"],
         "skipped": 1.0 - finite.astype(jnp.float32),
         # With dynamic scaling an overflow in the gradients alone is expected, until the scale can fall no further.
-        "bad": (~loss_finite | (~finite & ~overflow_expected(state["loss_scale"], spec.numerics))).astype(jnp.float32),
+        "bad": (~loss_finite | (~finite & ~overflow_expected(scale, scaling))).astype(jnp.float32),
     }
-    loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics, spec.scale_schedule, state["step"])
+    loss_scale = next_loss_scale(scale, finite, scaling, state["step"])
     # A skipped step counts, too: the host counts launched steps, and sample order and learning rate follow from the
     # number.
     return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
@@ -201,7 +200,7 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
         groups = (REPLICA, tuple(tuple(range(i, i + size)) for i in range(0, spec.num_replicas, size)))
     dtype, stable = spec.precision.compute_dtype, spec.stable_norm
     draws = Draws(spec.seed, step, samples)
-    probe = all_finite if spec.numerics.fp_exceptions else None
+    probe = all_finite if spec.fp_exceptions else None
     return Ctx(
         train=True,
         compute_dtype=dtype,
@@ -210,7 +209,7 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
         norm_groups=groups,
         draws=draws,
         probe=probe,
-        frozen=spec.frozen,
+        frozen=frozen(spec),
         cpu_kernels=spec.cpu_kernels,
         matmul_precision=spec.precision.matmul_precision,
     )
@@ -281,9 +280,15 @@ def statistics_momentum(spec: StepSpec, step: jax.typing.ArrayLike) -> float | j
     return jnp.clip(rising, spec.bn_momentum_start, spec.bn_momentum)
 
 
+def frozen(spec: StepSpec) -> Callable[[str], bool] | None:
+    """Return which weights keep their values, by their names; None if all are trained."""
+    trained = spec.optimizer.trained
+    return trained.frozen if trained.any_frozen else None
+
+
 def is_moved(spec: StepSpec, name: str) -> bool:
     """Say whether a running statistic follows the batches: not where its layer's weights are frozen."""
-    return not all_frozen(spec.frozen, name.rpartition("/")[0], NORM_WEIGHTS)
+    return not all_frozen(frozen(spec), name.rpartition("/")[0], NORM_WEIGHTS)
 
 
 def with_packing(spec: StepSpec, state: State) -> StepSpec:
@@ -293,7 +298,7 @@ def with_packing(spec: StepSpec, state: State) -> StepSpec:
     name, nor where each block's gradients are checked.
     """
     kind = update_kinds(spec.optimizer)
-    if not on_gpu() or kind is None or spec.precision.half_weights or spec.numerics.fp_exceptions:
+    if not on_gpu() or kind is None or spec.precision.half_weights or spec.fp_exceptions:
         return spec
     return replace(spec, packing=make_packing(state, kind, partial(is_moved, spec)))
 

@@ -1,7 +1,7 @@
 """Compiled programs on disk, found without tracing: a second start of a job reads them instead of making them.
 
 JAX's compilation cache is asked with what tracing and lowering make of Python: seconds of work for a large network.
-Here a program has two names. By the first it is found: a digest of what it is made of (`kept_programs.by_value`), of
+Here a program has two names. By the first it is found: a digest of what it is made of (`kept_programs.key`), of
 this package's source, and of all else that tracing and compiling depend on. The file of that name lists second ones,
 digests of what was lowered, which name the files of the executables. So a change of the source that changes no program
 costs one more tracing and no compilation.
@@ -33,7 +33,7 @@ from headrace.core.json_text import parse_json
 from headrace.core.tree import PyTree
 from headrace.engine.compiler import Options, compile_program
 from headrace.engine.devices import Device, count_compilations, count_found
-from headrace.engine.kept_programs import NoValueError, by_value, digest, keep_for, kept, kept_for
+from headrace.engine.kept_programs import NoKeyError, keep_for, kept, kept_for, key
 from headrace.engine.program_names import is_patched, leaf_description, source_digest, surroundings
 from headrace.ops.tracing import is_portable
 
@@ -59,21 +59,22 @@ Made = tuple[Sequence[jax.stages.Lowered], Any]  # lowered programs, and what is
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What programs are made of: `make(*given)` is jitted, for such arguments (arrays, or their shapes) on a mesh."""
+    """What programs are made of: `make(spec, mesh, *more)` is jitted, for such arguments (arrays, or their shapes)."""
 
     make: Callable[..., jax.stages.Wrapped]
-    given: tuple[Any, ...]
+    spec: Any
+    mesh: Mesh
+    more: tuple[Any, ...] = ()
     arguments: tuple[PyTree, ...]
     options: Options  # of the compiler
-    mesh: Mesh
 
     def prepare(self, trace: Callable[[], Made] | None = None) -> "Draft":
-        """Find the programs, or make XLA's input from Python: by `trace`, or the one that is `make(*given)`."""
+        """Find the programs, or make XLA's input from Python: by `trace`, or the one that `make` jits."""
         return Draft(self, self._name(), trace or (lambda: ([self.lower()], None)))
 
     def lower(self) -> jax.stages.Lowered:
-        """Make XLA's input for `make(*given)`."""
-        return kept(self.make, *self.given).lower(*self.arguments)
+        """Make XLA's input for what `make` jits."""
+        return kept(self.make, self.spec, self.mesh, *self.more).lower(*self.arguments)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -85,11 +86,12 @@ class Request:
         if folder() is None or not (source := source_digest()) or is_patched() or jax.process_count() > 1:
             return None
         leaves, tree = jax.tree.flatten(self.arguments)
-        # The first three as in `kept`; the others should a version of JAX not have what is asked of it.
-        with suppress(NoValueError, ValueError, RecursionError, AttributeError, TypeError):
+        # The others should a version of JAX not have what is asked of it.
+        with suppress(NoKeyError, AttributeError, TypeError):
             described = [leaf_description(leaf) for leaf in leaves]
-            made_of = by_value((self.make, self.given, is_portable(), self.options, tree, described))
-            return digest((source, surroundings(self.devices), made_of))
+            given = self.make, self.spec, self.mesh, self.more
+            made_of = *given, is_portable(), self.options, tree, described
+            return _digest((source, surroundings(self.devices), made_of))
         return None
 
 
@@ -207,15 +209,19 @@ class _New:
     def stored(self) -> str | None:
         """Write the program if it was compiled just now; return its name if it is on disk."""
         place, lowered = folder(), self._lowered
-        with suppress(NoValueError, OSError):
+        with suppress(NoKeyError, OSError):
             described = [leaf_description(leaf) for leaf in jax.tree.leaves(lowered.args_info)]
             trees = str(lowered.in_tree), str(lowered.out_tree)
-            made_of = by_value((lowered.as_text(), trees, described, self._request.options))
-            name = digest(("program", surroundings(self._request.devices), made_of))
+            made_of = lowered.as_text(), trees, described, self._request.options
+            name = _digest(("program", surroundings(self._request.devices), made_of))
             if place is not None and self._content is not None:
                 _write(place, name, self._content)
             return name if place is not None and (place / name).exists() else None
         return None
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(key(value).encode()).hexdigest()
 
 
 # Files.

@@ -37,11 +37,6 @@ class Trainable:
             return True
         return any(re.search(pattern, name) for pattern in self.freeze) or self._factor(name) == 0
 
-    @property
-    def rate_factors(self) -> Callable[[str], float] | None:
-        """Return the factors by name, None if all are 1."""
-        return None if self.everything else self.rate_factor
-
     def rate_factor(self, name: str) -> float:
         """Return the factor on the learning rate of a weight; 0 for a frozen one."""
         return 0.0 if self.frozen(name) else self._factor(name)
@@ -49,6 +44,9 @@ class Trainable:
     def _factor(self, name: str) -> float:
         factor = next((factor for pattern, factor in self.factors if re.search(pattern, name)), 1.0)
         return factor * dict(self.by_block).get(name.split("/")[0], 1.0)
+
+
+EVERYTHING = Trainable()
 
 
 def make_trainable(
@@ -61,7 +59,7 @@ def make_trainable(
     the classes. Both are called only if needed. A pattern that matches no name is refused.
     """
     if not (weights.freeze or weights.variable_filter or weights.layer_lr or weights.layer_decay < 1):
-        return Trainable()
+        return EVERYTHING
     arrays = network()
     sizes = {name: array.size for name, array in arrays.items()}
 

@@ -17,9 +17,9 @@ from headrace.core.tree import PyTree, flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
 from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weights
 from headrace.engine.compiler import decide
-from headrace.engine.loss_scale import ScaleSchedule, resumed_loss_scale, scale_schedule
+from headrace.engine.loss_scale import LossScaling, make_loss_scaling, resumed_loss_scale
 from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.objective import CustomObjective, LossFunction, binary_cross_entropy
+from headrace.engine.objective import BinaryCrossEntropy, CustomObjective, LossFunction
 from headrace.engine.optimizer import Update, make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
@@ -123,15 +123,15 @@ class Design:
     custom: CustomParts = NOTHING
 
     @property
-    def scale_schedule(self) -> ScaleSchedule:
-        """The factors of a loss scale that follows the epochs."""
+    def loss_scaling(self) -> LossScaling:
+        """The loss scale of the run."""
         steps, batch = self.plan.steps, self.plan.batch
         span = Span(
             global_batch_size=batch.global_batch_size,
             updates_per_epoch=steps.updates_per_epoch,
             num_epochs=steps.num_epochs,
         )
-        return scale_schedule(self.config.numerics, span)
+        return make_loss_scaling(self.config.numerics, span)
 
     @property
     def compiler(self) -> Compiler:
@@ -145,7 +145,7 @@ class Design:
         learning, objective = self.config.learning, self.custom.objective
         if objective.loss is not None or learning.loss == "cross_entropy":
             return objective
-        return replace(objective, loss=binary_cross_entropy(learning.bce_target_threshold))
+        return replace(objective, loss=BinaryCrossEntropy(learning.bce_target_threshold))
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -217,7 +217,7 @@ def design_run(
         plan=plan,
         precision=make_precision(config.numerics, config.batch, half_partials=config.compiler.half_partials),
         lr_curve=lr_curve,
-        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, trainable.rate_factors),
+        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, trainable),
         trainable=trainable,
         sizes=size_spans(config.augment, network, plan.steps),
         custom=custom,
@@ -247,13 +247,13 @@ def starting_state(design: Design, weights: tuple[PyTree, PyTree] | None = None)
     config = design.config
     weights = weights or design.network.init(config.run.seed)
     ema = config.learning.ema_decay > 0
-    state = state_from(design.optimizer, design.precision, config.numerics, weights, ema=ema)
+    state = state_from(design.optimizer, design.precision, design.loss_scaling, weights, ema=ema)
     return with_scale_of(design, state, 0)
 
 
 def with_scale_of(design: Design, state: State, step: int) -> State:
     """Return a state at the beginning of `step` with the loss scale that the options of now say."""
-    scale = resumed_loss_scale(state["loss_scale"], step, design.config.numerics, design.scale_schedule)
+    scale = resumed_loss_scale(state["loss_scale"], step, design.loss_scaling)
     return {**state, "loss_scale": scale}
 
 

@@ -16,9 +16,9 @@ from headrace.config.layers import Given
 from headrace.config.load import with_values
 from headrace.core.errors import DataError
 from headrace.core.units import format_percent
-from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
+from headrace.data.feeding.fetch import FetchImages
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, PROBABILITIES, EvalSpec, Reducer, WholeForward
@@ -207,14 +207,9 @@ def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
 
 
 def _forward_spec(weights: Weights, reducer: Reducer) -> EvalSpec:
-    spec = weights.form.preprocess  # and not the value: with weights in it, no program would be the same as another
-
-    def fetch(_resident: object, batch: dict[str, Any]) -> tuple[Any, None]:
-        return preprocess(batch["images"], None, 0, spec, train=False), None
-
     return EvalSpec(
         network=weights.network,
-        fetch=fetch,
+        fetch=FetchImages(weights.form.preprocess.with_seed(0)),
         compute_dtype=jnp.float32,
         num_replicas=1,
         matmul_precision=weights.config.numerics.matmul_precision,

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -17,7 +16,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.feeding.balance import class_weights
 from headrace.data.feeding.block_reader import FeedOptions
 from headrace.data.feeding.feed import CallSpans, TrainFeed
-from headrace.data.feeding.fetch import fetch, fetch_labels
+from headrace.data.feeding.fetch import FetchSamples
 from headrace.data.feeding.order import StepShape
 from headrace.data.feeding.prefetch import GROWTH
 from headrace.data.feeding.shard import WHOLE, ProcessShard
@@ -26,7 +25,7 @@ from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
 from headrace.engine.lr_curve import rate_table
 from headrace.engine.multiprocess_arrays import place
-from headrace.engine.objective import training_loss
+from headrace.engine.objective import Objective
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.placement import Placement, host_memory_of
@@ -106,10 +105,11 @@ class DeviceLoop(OnOneMesh):
         state, ends = place(shapes, whole)
         request = Request(
             make=_make_call,
-            given=(spec, self.mesh, tuple(block)),
+            spec=spec,
+            mesh=self.mesh,
+            more=(tuple(block),),
             arguments=(state, resident, block, ends),
             options=dict(self.spec.compiler_options),
-            mesh=self.mesh,
         )
         return TracedCall(request.prepare(), whole, begin)
 
@@ -197,8 +197,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
     weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
     smoothing = smoothing_over_all(config.learning, design.info.num_classes)
     # The block brings the seed: with it in the specification, every seed would have a program of its own.
-    drawing = options.preprocess.with_seed(0)
-    preprocess = drawing
+    preprocess = options.preprocess.with_seed(0)
     if custom.augment is not None:
         preprocess = replace(preprocess, augment=by_sample(custom.augment, config.run.seed))
     return StepSpec(
@@ -206,22 +205,18 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         optimizer=design.optimizer,
         lr_curve=design.lr_curve,
         precision=design.precision,
-        numerics=config.numerics,
-        fetch=partial(fetch, spec=preprocess, train=True),
-        # Without the custom augmentation, which changes images only: the last stage of a pipeline needs labels alone.
-        fetch_labels=partial(fetch_labels, spec=drawing, train=True),
+        loss_scaling=design.loss_scaling,
+        fp_exceptions=config.numerics.fp_exceptions,
+        fetch=FetchSamples(preprocess, train=True),
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         seed=config.run.seed,
-        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights, custom=design.objective),
-        sum_names=design.objective.sum_names,
+        objective=Objective(label_smoothing=smoothing, class_weights=weights, custom=design.objective),
         stable_norm=config.model.stable_norm,
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,
         bn_momentum_start=config.model.bn_momentum_start,
         ema_decay=config.learning.ema_decay,
-        scale_schedule=design.scale_schedule,
-        frozen=design.trainable.frozen if design.trainable.any_frozen else None,
         recompute_points=design.plan.recompute_points,
         cpu_kernels=config.compiler.cpu_kernels,
         histograms=config.logging.histograms,

@@ -4,7 +4,6 @@ import time
 from concurrent.futures import Executor, Future
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.feeding.block_reader import FeedOptions
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import TrainFeed
-from headrace.data.feeding.fetch import fetch, fetch_labels
+from headrace.data.feeding.fetch import FetchSamples
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import replica_mesh, take
 from headrace.engine.forward import (
@@ -54,8 +53,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
     preprocess = options.preprocess.with_seed(0)  # nothing is drawn: every seed has the same program
     spec = EvalSpec(
         network=design.network,
-        fetch=partial(fetch, spec=preprocess, train=False),
-        fetch_labels=partial(fetch_labels, spec=preprocess, train=False),
+        fetch=FetchSamples(preprocess, train=False),
         compute_dtype=design.precision.compute_dtype,
         half_partials=design.precision.half_partials,
         matmul_precision=design.precision.matmul_precision,

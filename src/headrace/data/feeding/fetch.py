@@ -1,5 +1,6 @@
 """Fetching a micro-batch inside the device program, resident or sent."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.tree import PyTree
@@ -8,6 +9,36 @@ from headrace.data.augmentation.mix import mix_images, mix_labels
 from headrace.data.augmentation.preprocess import Preprocess, preprocess
 
 Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FetchSamples:
+    """How the samples of a feed come into a program."""
+
+    spec: Preprocess
+    train: bool
+
+    def __call__(self, resident: Arrays | None, block: Arrays) -> tuple[PyTree, PyTree]:
+        """Return the images and labels of one micro-batch."""
+        return fetch(resident, block, self.spec, self.train)
+
+    def labels(self, resident: Arrays | None, block: Arrays) -> PyTree:
+        """Return its labels alone, for the last stage of a pipeline."""
+        return fetch_labels(resident, block, self.spec, self.train)
+
+
+@dataclass(frozen=True)
+class FetchImages:
+    """How images without labels come into a program that predicts their classes."""
+
+    spec: Preprocess
+
+    def __call__(self, _resident: object, block: Arrays) -> tuple[PyTree, None]:
+        """Return the images as the network takes them."""
+        return preprocess(block["images"], None, 0, self.spec, train=False), None
+
+    def labels(self, _resident: object, _block: Arrays) -> None:
+        """Return no labels."""
 
 
 def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> tuple[PyTree, PyTree]:

@@ -222,8 +222,8 @@ class Dispatcher:
     def _record(self, num_steps: int) -> Metrics:
         """Return empty metrics for the steps of a call, on the last stage's devices."""
         spec = self.stages[-1].step
-        rows: dict[str, Any] = {key: np.zeros(num_steps, np.float32) for key in (*spec.sum_names, *METRICS)}
-        if spec.numerics.fp_exceptions:
+        rows: dict[str, Any] = {key: np.zeros(num_steps, np.float32) for key in (*spec.objective.sum_names, *METRICS)}
+        if spec.fp_exceptions:
             # True until a block says otherwise: rows of steps that do not run must not look like a failure.
             rows |= {key: np.ones((num_steps, len(spec.network.blocks)), bool) for key in FLAGS}
         return place(rows, replicated(self.meshes[-1]))

@@ -189,7 +189,7 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
         if not is_last:
             return y, (state, ())
         resident, batch = fetched
-        sums = spec.reducer.keep(y, spec.fetch_labels(resident, batch), batch["mask"])
+        sums = spec.reducer.keep(y, spec.fetch.labels(resident, batch), batch["mask"])
         # The output is something small that is there when the batch is done, for the first stage to wait for.
         return sums["count"][None], (state, sums)
 

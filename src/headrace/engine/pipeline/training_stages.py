@@ -6,6 +6,7 @@ gradient, the flags of all blocks) goes from each `reduce` to every `update`.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,7 +72,7 @@ def part_of(stage: StageSpec) -> State:
     """Return the shape of a stage's part of the state."""
     spec = stage.step
     return jax.eval_shape(
-        lambda *weights: make_state(spec.optimizer, spec.precision, spec.numerics, *weights, ema=spec.ema_decay > 0),
+        partial(make_state, spec.optimizer, spec.precision, spec.loss_scaling, ema=spec.ema_decay > 0),
         *weights_like(spec.network, stage.block_names),
     )
 
@@ -105,7 +106,7 @@ def _fetch(
     here = {key: lax.dynamic_index_in_dim(array, micro, 0, False) for key, array in here.items()}
     here |= {key: lax.dynamic_index_in_dim(row, number, 0, False) for key, row in block["of_step"].items()}
     images = stage.step.fetch(resident, here)[0] if stage.is_first else None
-    labels = stage.step.fetch_labels(resident, here) if stage.is_last else None
+    labels = stage.step.fetch.labels(resident, here) if stage.is_last else None
     return images, labels, here["index"], here.get("seed", seed_word(stage.step.seed))
 
 
@@ -135,9 +136,9 @@ def _empty_counts(stage: StageSpec, fixed: State) -> dict[str, Any]:
     """Return what forward passes count, empty: batch statistics, metrics at the last stage, flags if asked for."""
     counts = {
         "stats": jax.tree.map(jnp.zeros_like, fixed["stats"]),
-        "sums": {key: jnp.zeros((), jnp.float32) for key in (stage.step.sum_names if stage.is_last else ())},
+        "sums": {key: jnp.zeros((), jnp.float32) for key in (stage.step.objective.sum_names if stage.is_last else ())},
     }
-    if stage.step.numerics.fp_exceptions:
+    if stage.step.fp_exceptions:
         counts["finite"] = jnp.ones((len(stage.block_names),), bool)
     return counts
 
@@ -167,7 +168,7 @@ def make_reduce(stage: StageSpec, mesh: Mesh) -> Program:
         grads = unscaled(fixed, widened(grads))
         # The square of this stage's norm: squares can be added up over stages.
         shared = {"square": jnp.square(global_norm(grads))} | ({"loss": sums["loss"]} if stage.is_last else {})
-        if step.numerics.fp_exceptions:
+        if step.fp_exceptions:
             forward = lax.pmin(counts["finite"].astype(jnp.int32), REPLICA).astype(bool)
             shared |= {"forward_finite": forward, "gradient_finite": finite_by_block(stage.block_names, grads)}
         return {"grads": grads, "stats": stats, "sums": sums}, shared
