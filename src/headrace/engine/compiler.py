@@ -20,6 +20,7 @@ from headrace.config.schema import Compiler
 from headrace.core.device_access import exclusive
 from headrace.core.tree import PyTree
 from headrace.engine.devices import count_fallback, host_device
+from headrace.ops.tracing import target
 
 Options = Mapping[str, Any]
 OptionItems = tuple[tuple[str, Any], ...]  # hashable, for specifications
@@ -135,9 +136,9 @@ def describe(compiler: Compiler, backend: str) -> dict[str, Options]:
 
 
 def compiler_options(compiler: Compiler) -> dict[str, Any]:
-    """Return the XLA options for this process's backend, without those that this JAX does not know."""
+    """Return the XLA options for the target, without those that this JAX does not know."""
     options: dict[str, Any] = {}
-    for row in describe(compiler, jax.default_backend()).values():
+    for row in describe(compiler, target().platform).values():
         options |= row
     # An unknown name would end the compilation with an error; `describe_compiler_options` reports it instead.
     return common_options() | {name: value for name, value in options.items() if is_known(name, value)}
@@ -145,13 +146,13 @@ def compiler_options(compiler: Compiler) -> dict[str, Any]:
 
 def compiles_alone(compiler: Compiler) -> bool:
     """Say whether programs with these options are compiled while nothing else happens on this process's devices."""
-    return bool({"convolution_tuning", "concurrent_kernels"} & describe(compiler, jax.default_backend()).keys())
+    return bool({"convolution_tuning", "concurrent_kernels"} & describe(compiler, target().platform).keys())
 
 
 def common_options() -> dict[str, Any]:
-    """Return the XLA options of every program on this process's backend; what XLA_FLAGS set stays as it is."""
+    """Return the XLA options of every program for the target; what XLA_FLAGS set stays as it is."""
     set_already = os.environ.get("XLA_FLAGS", "")
-    options = _ALWAYS.get(jax.default_backend(), {})
+    options = _ALWAYS.get(target().platform, {})
     # Options of a compilation would override the flags, and a user who sets one wants to see what it does.
     return {name: value for name, value in options.items() if name not in set_already and is_known(name, value)}
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from headrace.ops.tracing import is_portable
+from headrace.ops.tracing import target
 
 _Program = TypeVar("_Program")
 _MOST = 32  # a pipeline has one for each stage; each holds compiled programs, which take memory of the devices
@@ -38,7 +38,7 @@ def kept(make: Callable[..., _Program], spec: Any, mesh: Mesh, *more: Any) -> _P
     """Return `make(spec, mesh, *more)`, or what an earlier call with equal values returned."""
     try:
         # With the devices themselves: a process may close its devices, and open others with the same numbers.
-        known = key((make, spec, mesh, more)), tuple(mesh.devices.flat), is_portable()
+        known = key((make, spec, mesh, more, target())), tuple(mesh.devices.flat)
     except NoKeyError:
         return make(spec, mesh, *more)
     with _lock:

@@ -35,7 +35,7 @@ from headrace.engine.compiler import Options, compile_program
 from headrace.engine.devices import Device, count_compilations, count_found
 from headrace.engine.kept_programs import NoKeyError, keep_for, kept, kept_for, key
 from headrace.engine.program_names import is_patched, leaf_description, source_digest, surroundings
-from headrace.ops.tracing import is_portable
+from headrace.ops.tracing import target
 
 _FORMAT = b"headrace programs 1\n"
 _MOST_BYTES = 4 << 30  # above it, the files that were not used for the longest time are deleted
@@ -90,7 +90,7 @@ class Request:
         with suppress(NoKeyError, AttributeError, TypeError):
             described = [leaf_description(leaf) for leaf in leaves]
             given = self.make, self.spec, self.mesh, self.more
-            made_of = *given, is_portable(), self.options, tree, described
+            made_of = *given, target(), self.options, tree, described
             return _digest((source, surroundings(self.devices), made_of))
         return None
 

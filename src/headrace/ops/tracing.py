@@ -1,6 +1,6 @@
-"""How a program is being traced: for which backend, and which of its values are computed before it runs.
+"""How a program is being traced: for which target, and which of its values are computed before it runs.
 
-What is computed depends on the backend in no other package.
+What is computed depends on the target in no other package.
 
 Values that follow from the weights alone, such as packed weights, are computed once and not in every call of a program:
 a network is traced twice. Under `collecting`, what operations pass to `constant` is computed and kept in a list, and
@@ -11,46 +11,65 @@ same operations take the values from the list, in the same order. Without either
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import get_opaque_trace_state
 
+from headrace.core.target import Target
 from headrace.core.tree import PyTree
 
 T = TypeVar("T")
-_portable: ContextVar[bool] = ContextVar("portable", default=False)
+_target: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+def target() -> Target:
+    """Return what the program being traced will run on: this process's devices, unless `made_for` says otherwise."""
+    given = _target.get()
+    return given if given is not None else _own()
+
+
+def _own() -> Target:
+    platform = jax.default_backend()
+    # Asked of GPUs alone: elsewhere it would start the devices for nothing.
+    first = jax.local_devices()[0] if platform == "gpu" else None
+    return Target(platform=platform, capability=str(getattr(first, "compute_capability", "") or ""))
+
+
+@contextmanager
+def made_for(what: Target) -> Iterator[None]:
+    """Trace and compile programs for a target. JAX keeps what it has traced: a jitted function is traced for one."""
+    token = _target.set(what)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def portable() -> AbstractContextManager[None]:
+    """Trace programs that can be lowered for any backend (for export), each with the form that suits it."""
+    return made_for(replace(target(), portable=True))
 
 
 def on_cpu() -> bool:
     """Return whether the program being traced will run on the CPU."""
-    return jax.default_backend() == "cpu"
+    return target().platform == "cpu"
 
 
 def on_gpu() -> bool:
     """Return whether the program being traced will run on a GPU, and nowhere else."""
-    return jax.default_backend() == "gpu" and not is_portable()
+    return target().platform == "gpu" and not target().portable
 
 
 def compute_capability() -> str:
     """Return that of the NVIDIA GPU that the program being traced will run on, such as 9.0; "" on anything else."""
-    return str(getattr(jax.local_devices()[0], "compute_capability", "") or "") if on_gpu() else ""
-
-
-@contextmanager
-def portable() -> Iterator[None]:
-    """Trace programs that can be lowered for any backend (for export), each with the form that suits it."""
-    token = _portable.set(True)
-    try:
-        yield
-    finally:
-        _portable.reset(token)
+    return "" if target().portable else target().capability
 
 
 def is_portable() -> bool:
     """Return whether the program being traced is meant for several backends."""
-    return _portable.get()
+    return target().portable
 
 
 # The options' names of how float32 values are multiplied, and JAX's; by default JAX's own settings stay as they are.

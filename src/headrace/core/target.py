@@ -1,0 +1,12 @@
+"""What a program is made for: the devices of this process, or others that are not here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A kind of device, as far as programs for it differ from those for another."""
+
+    platform: str  # cpu | gpu | tpu, as JAX says
+    capability: str = ""  # an NVIDIA GPU's, such as 9.0
+    portable: bool = False  # lowered for any platform, each operation in the form that suits it
