@@ -101,6 +101,7 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, where
 
 
+@pytest.mark.reference  # what runs were saved with before its options had a place of their own
 @pytest.mark.parametrize("name", RUNS)
 def test_an_old_run_gives_the_same_numbers(name: str, tmp_path: Path) -> None:
     shutil.copytree(FILES / name, tmp_path / name)

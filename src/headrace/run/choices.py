@@ -197,10 +197,15 @@ class Settled(Options):
         names = (BATCH, RATE, ("num_epochs",), ("precision",))
         self.were_open = [self.is_open(*each) for each in names]
 
-    @property
+    @cached_property
     def config(self) -> Config:
         """The configuration so far, unchecked."""
         return build({name: given.value for name, given in self.found.items()})
+
+    def set(self, name: str, given: Given) -> None:
+        """Set a value that was derived; the configuration is another one from here on."""
+        super().set(name, given)
+        self.__dict__.pop("config", None)
 
     def applied(self, notes: list[str]) -> Resolved:
         """Return the configuration with what was chosen, checked."""
