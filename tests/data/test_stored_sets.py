@@ -1,7 +1,10 @@
 """Packed files, tar shards and TFDS folders: read back what was put in, at any place; damage is found."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import random
 import struct
@@ -21,7 +24,7 @@ from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.sets.image_sets import detect
 from headrace.data.sets.pack import open_pack, repack
-from headrace.data.sets.tar_shards import tar_index, tar_shards
+from headrace.data.sets.tar_shards import has_tar_shards, tar_index, tar_shards
 from headrace.data.sets.tf_example import write_example
 from headrace.data.sets.tfrecord_file import write_records
 
@@ -198,6 +201,36 @@ def tars(tmp_path: Path) -> Path:
                     add(archive, f"d/{number:03d}.json", json.dumps({"label": 0}).encode())
     (tmp_path / "classes.txt").write_text("even\nodd\n")
     return tmp_path
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"])
+def test_compressed_shards_are_unpacked_once(tars: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = config_from({"dataset": "auto", "dataset_path": str(tars), "image_size": 48}).data
+    plain = open_dataset(data, 0)
+    images = plain.train.read(np.arange(len(plain.train)), 0)
+    pack = {"2": bz2.open, "z": lzma.open if ending == ".tar.xz" else gzip.open}.get(ending[-1], gzip.open)
+    for file in sorted(tars.glob("*.tar")):
+        with pack(tars / f"{file.stem}{ending}", "wb") as packed:
+            packed.write(file.read_bytes())
+        file.unlink()
+    assert detect(str(tars)) == "tar"
+    (tars / "cat").mkdir()
+    assert not has_tar_shards(tars), "an archive beside the folders that came in it"
+    (tars / "cat").rmdir()
+    for said in (True, False):
+        packed = open_dataset(data, 0)
+        assert ("unpacking" in capsys.readouterr().err) == said
+        assert packed.train.labels.tolist() == plain.train.labels.tolist()
+        assert (packed.train.read(np.arange(len(plain.train)), 0) == images).all()
+        assert packed.info.class_names == plain.info.class_names
+    whole = sorted(tars.glob(f"*{ending}"))[0]
+    whole.write_bytes(whole.read_bytes()[:-40])
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        open_dataset(data, 0)
+    with pack(whole, "wb") as packed:
+        packed.write(bytes(30_000_000))
+    with pytest.raises(DataError, match="At most 200 times its size"):
+        open_dataset(data, 0)
 
 
 def test_names_that_are_added_later_count(tars: Path) -> None:

@@ -67,7 +67,7 @@ KINDS = (
         description="records that TFDS prepared (NAME-train.tfrecord-00000-of-00001)",
         fits=lambda path: has_shards(path, TFDS_SHARD),
     ),
-    KindRow(name="tar", description="tar shards (*.tar)", fits=has_tar_shards),
+    KindRow(name="tar", description="tar shards (*.tar, *.tar.gz)", fits=has_tar_shards),
     KindRow(name="folder", description="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),
 )
 
@@ -174,7 +174,7 @@ def _from_tar(path: Path, data: Data) -> ImageSet:
     train, validation = tar_shards(path)
     reader = _Reader(
         kind="tar",
-        index=tar_index,
+        index=lambda files: tar_index(files, path),
         samples=lambda files, part: StoredSamples(files, part, plain_content),
     )
     return _from_shards(path, data, reader, train, validation)

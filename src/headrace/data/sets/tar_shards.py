@@ -11,8 +11,10 @@ from headrace.data.decoding.image import EXTENSIONS
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.indexed_samples import Index, indexed, make_index, read_names
 from headrace.data.sets.samples import Content
+from headrace.data.sets.unpacked import COMPRESSED, unpacked
 
 _VALIDATION = ("val", "test")
+_ENDINGS = (".tar", *COMPRESSED)
 _LABELS = (".cls", ".json")
 _MAX_LABEL_BYTES = 1 << 20  # a label is a few bytes; whatever else has such a name is not read
 # A header that counts for all files is gone through for each: one of a megabyte took 12 ms of each.
@@ -25,20 +27,27 @@ def plain_content(data: bytes, sample: int) -> Content:
 
 
 def has_tar_shards(path: Path) -> bool:
-    """Say whether a folder has tar files."""
-    return path.is_dir() and any(entry.suffix == ".tar" for entry in path.iterdir())
+    """Say whether a folder has tar files; compressed ones beside folders are what these came in."""
+    if not path.is_dir():
+        return False
+    entries = list(path.iterdir())
+    if any(entry.suffix == ".tar" for entry in entries):
+        return True
+    return any(entry.name.lower().endswith(COMPRESSED) for entry in entries) and not any(map(Path.is_dir, entries))
 
 
 def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the shards of training and validation: those with val or test in their name are the latter."""
-    files = sorted(file for file in path.glob("*.tar") if file.is_file())
-    validation = [file for file in files if any(name in file.stem.lower() for name in _VALIDATION)]
-    return [file for file in files if file not in validation], validation
+    files = sorted(file for file in path.iterdir() if file.name.lower().endswith(_ENDINGS) and file.is_file())
+    validation = [any(name in file.stem.lower() for name in _VALIDATION) for file in files]
+    found = [unpacked(file) for file in files]
+    parts = ([file for file, held in zip(found, validation, strict=True) if held == which] for which in (False, True))
+    return next(parts), next(parts)
 
 
-def tar_index(files: Sequence[Path]) -> Index:
-    """Return the index of these shards; classes are named by a file `classes.txt` beside them, or numbered."""
-    names = read_names(files[0].parent / "classes.txt")
+def tar_index(files: Sequence[Path], folder: Path | None = None) -> Index:
+    """Return the index of these shards; classes are named by a file `classes.txt` in their folder, or numbered."""
+    names = read_names((folder or files[0].parent) / "classes.txt")
     return indexed("tar", files, names, lambda: _make_index(files, names))
 
 
