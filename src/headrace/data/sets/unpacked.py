@@ -7,7 +7,6 @@ import importlib
 import lzma
 import os
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,9 @@ def unpacked(path: Path) -> Path:
         with _OPENERS[ending](path) as packed, partial.open("wb") as file:
             _copy(path, packed, file, facts.st_size * _MOST_EXPANSION)
         partial.replace(target)
-    except (EOFError, lzma.LZMAError, zlib.error, ValueError, OSError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # each library has errors of its own
         raise DataError(
             f"{path} cannot be unpacked: {getattr(error, 'strerror', None) or error}.",
             remedy="Fetch or make it again; where the disk of the cache is full, give another one: XDG_CACHE_HOME.",
