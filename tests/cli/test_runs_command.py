@@ -219,6 +219,11 @@ def test_a_comparison_has_what_differs(place, capsys):
     assert "no option differs" in capsys.readouterr().out
 
 
+def test_a_list_that_is_newer_than_a_run_is_its_default(tmp_path):
+    runs = [read_summary(make(tmp_path, "new", [], freeze=[])), read_summary(make(tmp_path, "old", []))]
+    assert different_options(runs) == {}
+
+
 def test_a_rate_is_one_row_of_a_comparison(tmp_path):
     def run(name: str, rate: float, **params: object) -> RunSummary:
         written = {"absolute_learning_rate": rate, **params}

@@ -77,6 +77,21 @@ def answer(ask: Ask, path: str) -> Any:
     return json.loads(text)
 
 
+def test_options_that_differ_have_columns(tmp_path, serve):
+    for name, options in {
+        "a": {"learning_rate": 0.1, "seed": 1, "model_name": "x", "log_dir": "p", "optimizer": "sgd"},
+        "b": {"learning_rate": 0.25, "seed": 1, "model_name": "y", "log_dir": "q", "optimizer": "sgd"},
+        "c": {"seed": 1, "model_name": "x", "log_dir": "q", "optimizer": "adamw"},
+    }.items():
+        make(tmp_path / name, [start(), end()], **options)
+    found = answer(serve(tmp_path), "/api/runs")
+    assert found["columns"] == ["optimizer", "learning_rate"]
+    cells = {run["id"]: [(cell["text"], cell.get("sort")) for cell in run["cells"][-3:-1]] for run in found["runs"]}
+    assert cells["a"] == [("sgd", None), ("0.1", 0.1)]
+    assert cells["b"] == [("sgd", None), ("0.25", 0.25)]
+    assert cells["c"] == [("adamw", None), ("-", None)]
+
+
 def test_the_list_has_every_run_with_its_results(place, serve):
     ask = serve(place)
     rows = {run["id"]: [cell["text"] for cell in run["cells"]] for run in answer(ask, "/api/runs")["runs"]}

@@ -8,14 +8,16 @@ answers under a name of its own) and, where one is set, know the token.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from headrace.config.schema import all_options
 from headrace.core.units import format_percent
+from headrace.report.comparison import compare_options
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page
 from headrace.report.run_files import (
@@ -31,6 +33,7 @@ from headrace.report.run_report import comparison_page, results_section, run_nam
 from headrace.report.run_summary import CONFIG_FILE, RUNNING, UNREADABLE, RunSummary, find_runs, read_summary
 from headrace.report.sections import run_sections
 from headrace.report.server import Access, Answer, Query, Routes, json_answer, make_pages_server
+from headrace.rows.values import format_value
 from headrace.telemetry.records import LOG_FILE, METRICS_FILE, REPORTS
 
 _LISTING_SECONDS = 1.5  # for which a listing is used again: several pages may ask at once
@@ -40,6 +43,10 @@ _FILES_READ = (
     *(CONFIG_FILE, METRICS_FILE, PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE),
     *(LOG_FILE, REPORTS, PROFILE_FILE, PROFILE_FILE.partition("/")[0]),
 )
+# Options that have columns: what is tried out, unless another column says it.
+_SECTIONS, _MORE = ("learning", "batch", "augment", "model", "weights", "numerics"), ("seed", "image_size")
+_SHOWN = ("model_name", "num_epochs")
+_MOST_COLUMNS = 8
 _LIVE_PARTS = ("summary", "time", "validation", "notes")  # of a run's page, beside its curves
 
 
@@ -105,6 +112,7 @@ class _Pages:
 
     def __init__(self, board: Board, token: str) -> None:
         self._board, self._token = board, f"&token={quote(token)}" if token else ""
+        self._options: tuple[tuple[str, ...], Mapping[str, list[Any]]] = ((), {})
         self.routes: dict[str, Callable[[Query], Answer | None]] = {
             "/": self._list,
             "/run": self._run,
@@ -129,16 +137,40 @@ class _Pages:
             element("div", class_="problem", id="connection"),
             element("section", element("div", *controls, class_="controls"), element("div", table, class_="wide")),
         ]
-        data = {"runs": self._rows(), "token": self._token}
+        data = {**self._listed(), "token": self._token}
         return Answer(page(f"Runs in {self._board.place}", body, data).encode())
 
-    def _rows(self) -> list[dict[str, Any]]:
-        runs = self._board.runs().items()
-        newest_first = sorted(runs, key=lambda item: -item[1].modified)
-        return [{"id": name, "name": name, "cells": _cells(run)} for name, run in newest_first]
+    def _listed(self) -> dict[str, Any]:
+        """Return the rows of all runs, newest first, and the options that have columns: those in which runs differ."""
+        runs = sorted(self._board.runs().items(), key=lambda item: -item[1].modified)
+        options = self._differing(dict(runs))
+        rows = []
+        for place, (name, run) in enumerate(runs):
+            *cells, state = _cells(run)
+            cells += [_option_cell(values[place]) for values in options.values()]
+            rows.append({"id": name, "name": name, "cells": [*cells, state]})
+        return {"runs": rows, "columns": list(options)}
+
+    def _differing(self, runs: Mapping[str, RunSummary]) -> Mapping[str, list[Any]]:
+        """Return the values of a few options by name; a run's options never change, so that they are kept."""
+        key = tuple(runs)
+        if self._options[0] != key:
+            known = all_options()
+            found = {
+                name: values
+                for name, values in compare_options(list(runs.values())).items()
+                if (option := known.get(name)) is not None  # no keys of mappings, which are many
+                and (option.section in _SECTIONS or option.name in _MORE)
+                and option.name not in _SHOWN
+            }
+            # Rates and batches first, then as the options are listed.
+            order = {option.name: _place(option.section, k) for k, option in enumerate(known.values())}
+            first = sorted(found, key=lambda name: order[name])[:_MOST_COLUMNS]
+            self._options = key, {name: found[name] for name in first}
+        return self._options[1]
 
     def _api_runs(self, query: Query) -> Answer:
-        return json_answer({"runs": self._rows()})
+        return json_answer(self._listed())
 
     def _up(self) -> Html:
         return Html(f'<div><a href="./?{self._token[1:]}">all runs</a></div>')
@@ -223,6 +255,19 @@ def _cells(run: RunSummary) -> list[dict[str, Any]]:
         _cell(run.written, run.modified),
         {"text": run.state_text, "state": run.state},
     ]
+
+
+def _place(section: str, number: int) -> tuple[int, int]:
+    return (_SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), number)
+
+
+def _option_cell(value: object) -> dict[str, Any]:
+    if value is None:
+        return {"text": "-"}
+    text = value if isinstance(value, str) else format_value(tuple(value) if isinstance(value, list) else value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _cell(text, float(value))
+    return {"text": text}
 
 
 def _cell(text: str | None, value: float | None) -> dict[str, Any]:

@@ -349,5 +349,5 @@ def _flat(options: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(value, dict):
             found |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
-            found[name] = value
+            found[name] = list(value) if isinstance(value, tuple) else value  # a default, beside saved ones
     return found

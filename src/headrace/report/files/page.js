@@ -229,6 +229,13 @@
   }
 
   const chosen = new Set();
+  function nameColumns(columns) {
+    const heads = document.getElementById("runs").closest("table").tHead.rows[0];
+    const old = Array.from(heads.querySelectorAll("th.option"));
+    if (old.map(function (head) { return head.textContent; }).join() === columns.join()) return;
+    for (const head of old) head.remove();
+    for (const name of columns) heads.insertBefore(make("th", { class: "option" }, name), heads.lastElementChild);
+  }
   function listRuns(runs) {
     const body = document.getElementById("runs"), filter = document.getElementById("filter").value.toLowerCase();
     if (!body) return;
@@ -267,8 +274,9 @@
     document.getElementById("compare").addEventListener("click", function () {
       location.href = "compare?" + Array.from(chosen).map(function (id) { return "id=" + encodeURIComponent(id); }).join("&") + data.token;
     });
+    nameColumns(data.columns);
     listRuns(data.runs);
-    setInterval(function () { if (!document.hidden) ask("api/runs?" + data.token.slice(1), function (found) { listRuns(found.runs); }); }, 2000);
+    setInterval(function () { if (!document.hidden) ask("api/runs?" + data.token.slice(1), function (found) { nameColumns(found.columns); listRuns(found.runs); }); }, 2000);
   } else {
     drawPanels(data.panels || []);
     if (data.live) setInterval(update, 2000);
