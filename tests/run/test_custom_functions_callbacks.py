@@ -149,7 +149,7 @@ def test_a_callback_that_would_never_be_called_is_refused():
     class Nothing(Callback):
         def epoch_end(self, event) -> None: ...
 
-    events = "on_call_end, on_epoch_end, on_validation_end"
+    events = "on_call_end, on_step, on_epoch_end, on_validation_end"
     with pytest.raises(ConfigError, match=f"Misspelt has a method on_epoch_ends.*{events}.*Did you mean on_epoch_end"):
         check_callbacks([Misspelt()])
     with pytest.raises(ConfigError, match=f"OfKeras has a method on_train_begin.*events of a run are {events}"):

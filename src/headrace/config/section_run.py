@@ -146,6 +146,11 @@ class Batch:
         "Longest call in seconds, 0 for no limit. Between two calls progress is shown and signals are obeyed.",
         check=at_least(0),
     )
+    stream_results: bool = option(
+        False,
+        "Report each step while a call runs, on the progress line and to Callback.on_step, not only at its end; for "
+        "calls that last long.",
+    )
     ckpts_per_epoch: float | None = option(
         None,
         "How often per epoch a checkpoint is saved; unset means logs_per_epoch, at most 1; 0 only at the end.",

@@ -78,6 +78,7 @@ class StepSpec:
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
     cpu_kernels: str = "auto"
     histograms: bool = False  # of weights and gradients, after the last step of each call
+    streams: bool = False  # each step's sums leave the program of a call while it runs
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     packing: Packing | None = None  # of the state that a step takes and returns
 

@@ -67,6 +67,7 @@ class Request:
     more: tuple[Any, ...] = ()
     arguments: tuple[PyTree, ...]
     options: Options  # of the compiler
+    storable: bool = True  # False: the program calls Python, which no file can hold
 
     def prepare(self, trace: Callable[[], Made] | None = None) -> "Draft":
         """Find the programs, or make XLA's input from Python: by `trace`, or the one that `make` jits."""
@@ -83,7 +84,13 @@ class Request:
 
     def _name(self) -> str | None:
         """Return the name by which the programs are found; None where they can only be made."""
-        if folder() is None or not (source := source_digest()) or is_patched() or jax.process_count() > 1:
+        if (
+            not self.storable
+            or folder() is None
+            or not (source := source_digest())
+            or is_patched()
+            or jax.process_count() > 1
+        ):
             return None
         leaves, tree = jax.tree.flatten(self.arguments)
         # The others should a version of JAX not have what is asked of it.

@@ -94,6 +94,11 @@ class Plan:
         return self.pipeline.num_devices if self.pipeline else 1
 
     @property
+    def whole_steps(self) -> bool:
+        """Whether a call is one device program; stages on several devices are launched by the host."""
+        return self.pipeline is None or self.one_program
+
+    @property
     def cache(self) -> CacheChoice:
         """Return where the dataset is kept."""
         return self.feed.cache

@@ -59,6 +59,12 @@ class Callback:
     def on_call_end(self, event: TrainingEvent) -> str | None:
         """Do something after a call of the device program, about once a second."""
 
+    def on_step(self, event: TrainingEvent) -> str | None:
+        """Do something after a step, while its call runs; with `stream_results`, on a thread of the devices: be quick.
+
+        A reason stops the run after the call. There are no metrics given by code.
+        """
+
     def on_epoch_end(self, event: TrainingEvent) -> str | None:
         """Do something after the last step of an epoch."""
 
@@ -145,6 +151,14 @@ class Callbacks:
     def decide_after(self, *, epoch_ends: bool, validated: bool) -> bool:
         """Say whether the next call must wait for what callbacks decide after this one."""
         return (epoch_ends and self.wait_for_epochs) or (validated and self._any(_VALIDATION))
+
+    @property
+    def wait_for_steps(self) -> bool:
+        """Whether some callback looks at single steps."""
+        return self._any("on_step")
+
+    def step_ended(self, event: TrainingEvent) -> None:
+        self._decide([callback.on_step(event) for callback in self._called])
 
     def call_ended(self, event: TrainingEvent) -> None:
         self._decide([callback.on_call_end(event) for callback in self._called])

@@ -36,6 +36,7 @@ from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.placement import host_memory_of
 from headrace.engine.state import State, evaluated_weights
 from headrace.engine.step import Metrics
+from headrace.engine.step_stream import listening
 from headrace.engine.visible import device_memory_bytes
 from headrace.job import Restart, check_consistency, current_group, is_watched, report_lost_process, watch_progress
 from headrace.ops import describe_missing_kernels
@@ -91,6 +92,7 @@ from headrace.run.restored import (
 )
 from headrace.run.run_result import RunResult, ended_result
 from headrace.run.start_weights import adopt_weights, whitened_weights, write_table
+from headrace.run.step_reports import StepReports, refuse_streaming
 from headrace.run.time_budget import TimeBudget, describe_end, describe_late, make_budget, open_ended, refuse_lost_pace
 from headrace.run.training import CallLength, Calls, Placed, open_feed
 from headrace.run.validator import Validator
@@ -295,6 +297,9 @@ def fit(
             return ending.reach("compiled")
 
         reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
+        reports = StepReports(plan, directory.path, recorder.callbacks, recorder.advance)
+        if config.batch.stream_results:
+            stack.enter_context(listening(reports))
         wanted = config.run.profile and group.is_first
         profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
         if budget and group.is_first and (late := describe_late(budget)):
@@ -302,7 +307,7 @@ def fit(
         interrupt.begin()
         rates = rate_table(design.lr_curve)
         training = _Training(
-            prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left, rates
+            prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left, rates, reports
         )
         trained, stopped_by = training.run(trained, block)
         recorder.fed(feed.stats, plan.feed)
@@ -385,6 +390,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
     design = design_run(config, custom, group.num_processes)
+    refuse_streaming(design.plan, design.callbacks(), streams=config.batch.stream_results)
     refuse_monitor(config.run, design.metrics)
     devices = partial(start_run_devices, config.run, design.plan.num_devices, group.num_processes)
     drawn = partial(design.network.init, config.run.seed)
@@ -527,6 +533,7 @@ class _Training:
     interrupt: Interrupt
     is_left: Callable[[], bool]  # whether nobody waits for the images of another call
     rates: Callable[[np.ndarray], np.ndarray]  # of places on the curve
+    reports: StepReports
 
     def run(self, state: Placed, block: PyTree) -> tuple[Placed, str | None]:
         """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
@@ -551,6 +558,7 @@ class _Training:
                     block = self.feed.next(metrics["loss"], self.is_left)
                 stopped_by = self._asked_to_stop()  # waiting may have taken long
         self.reader.drain()
+        self.reports.raise_error()
         return state, (stopped_by or "") if step < recorder.steps.total_steps else None
 
     def _call(self, step: int, state: Placed, block: PyTree, saves: bool) -> tuple[int, Placed, Metrics]:
@@ -584,6 +592,7 @@ class _Training:
         epoch_ends = step % steps.updates_per_epoch == 0
         decides = callbacks.decide_after(epoch_ends=epoch_ends, validated=validating is not None)
         self.reader.keep_up(behind=0 if decides else 1)
+        self.reports.raise_error()
         return step, state, metrics
 
     def _paced(self, budget: TimeBudget, step: int, block: PyTree) -> PyTree:

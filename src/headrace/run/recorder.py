@@ -237,6 +237,10 @@ class RunRecorder:
         )
         return self.budget.measure(measured, step, self.steps)
 
+    def advance(self, step: int, loss: float | None) -> None:
+        """Move the progress line to a step of a call that still runs."""
+        self._sinks.advance(step, loss, None)
+
     def _call_back(self, step: int, metrics: HostMetrics, sums: Unlogged) -> None:
         """Run the callbacks of a call with these sums, and of an epoch where it was the last of one."""
         self.callbacks.call_ended(self._training_event(step, sums))

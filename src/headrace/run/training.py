@@ -110,6 +110,7 @@ class DeviceLoop(OnOneMesh):
             more=(tuple(block),),
             arguments=(state, resident, block, ends),
             options=dict(self.spec.compiler_options),
+            storable=not spec.streams,
         )
         return TracedCall(request.prepare(), whole, begin)
 
@@ -130,7 +131,7 @@ class TracedCall:
 
 
 def _make_call(spec: StepSpec, mesh: Mesh, names: tuple[str, ...]) -> Any:
-    return make_call(make_step(spec), mesh, names, spec.packing)
+    return make_call(make_step(spec), mesh, names, spec.packing, streams=spec.streams)
 
 
 def _ends(rows: range) -> np.ndarray:
@@ -220,6 +221,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         recompute_points=design.plan.recompute_points,
         cpu_kernels=config.compiler.cpu_kernels,
         histograms=config.logging.histograms,
+        streams=config.batch.stream_results,
         compiler_options=tuple(compiler_options(design.compiler).items()),
     )
 
