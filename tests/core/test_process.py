@@ -1,5 +1,6 @@
 """This process: its memory, and who of its threads uses the devices."""
 
+import gc
 import os
 import platform
 import subprocess
@@ -9,7 +10,11 @@ import time
 
 import pytest
 
+from headrace.cli.main import report
 from headrace.core import device_access
+from headrace.core.process import COLLECTION_THRESHOLDS, SWITCH_SECONDS, tuned_interpreter
+from headrace.run.callbacks import Callback
+from headrace.run.model import Model
 
 FAULTS = """
 import resource
@@ -98,3 +103,38 @@ def test_a_process_knows_when_it_began():
     before = time.time()
     began = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert before - 0.1 < began < time.time() - 0.2  # it is counted in hundredths
+
+
+def settings() -> tuple[float, int]:
+    return sys.getswitchinterval(), gc.get_threshold()[0]
+
+
+def test_settings_of_blocks_that_overlap_end_with_the_last_of_them():
+    before = settings()
+    first, second, short = (tuned_interpreter(seconds) for seconds in (SWITCH_SECONDS, SWITCH_SECONDS, 0.0002))
+    tuned = pytest.approx((SWITCH_SECONDS, COLLECTION_THRESHOLDS[0]), rel=0.01)
+    first.__enter__()
+    second.__enter__()
+    assert settings() == tuned
+    short.__enter__()
+    assert settings()[0] == pytest.approx(0.0002, rel=0.01)
+    first.__exit__(None, None, None)
+    short.__exit__(None, None, None)
+    assert settings() == tuned
+    second.__exit__(None, None, None)
+    assert settings() == before
+
+
+def test_commands_and_python_run_under_the_same_settings(tmp_path):
+    found = []
+
+    class Look(Callback):
+        def on_epoch_end(self, event):
+            found.append(settings())
+
+    before = settings()
+    assert report(lambda: ["word"], lambda words: found.append(settings()) or len(words)) == 1
+    model = Model("toy_model_bn", config="none", log_dir=str(tmp_path), progress="none")
+    model.fit("digits", epochs=1, steps_per_epoch=1, batch_size=8, validation=False, callbacks=[Look()])
+    assert found[0] == found[1] == pytest.approx((SWITCH_SECONDS, COLLECTION_THRESHOLDS[0]), rel=0.01)
+    assert settings() == before

@@ -1,7 +1,6 @@
 """The `headrace` program: import the command's module, run it, and turn errors into messages and exit codes."""
 
 import errno
-import gc
 import importlib
 import os
 import re
@@ -16,7 +15,7 @@ from headrace.cli.help_screens import HELP, HELP_ALL, SCREENS
 from headrace.cli.launch import launch
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, RunStopped, did_you_mean
-from headrace.core.process import leave_threads
+from headrace.core.process import leave_threads, tuned_interpreter
 
 
 class Command(NamedTuple):
@@ -131,15 +130,10 @@ def _run_process(words_of: Callable[[], list[str]], run: Callable[[list[str]], i
 def report(words_of: Callable[[], list[str]], run: Callable[[list[str]], int] | None = None) -> int:
     """Run the command line that the function returns; errors, also those of the function, become an exit code."""
     words: list[str] = []
-    # Importing JAX and tracing a network make many objects and few cycles of them: with Python's own thresholds the
-    # search for those is a fifth of the time.
-    gc.set_threshold(20_000, 10, 10)
-    # A thread that asks for Python's lock gets it after this time. With the usual five milliseconds, sending the
-    # hundreds of weights of a network took a second beside tracing, which does not let it go.
-    sys.setswitchinterval(0.001)
     try:
-        words = words_of()
-        return (run or _run)(words)
+        with tuned_interpreter():
+            words = words_of()
+            return (run or _run)(words)
     except HeadraceError as error:
         print_error(error, words)
         return error.exit_code

@@ -1,13 +1,14 @@
 """This process: the signals that ask it to stop, its terminal, processors, memory and threads."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -85,6 +86,57 @@ def leave_threads(code: int, *, surely: bool = False) -> None:
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()
         os._exit(code)
+
+
+# A thread that asks for Python's lock gets it after this time. With the usual five milliseconds, sending the hundreds
+# of weights of a network took a second beside tracing, which does not let it go.
+SWITCH_SECONDS = 0.001
+# Importing JAX and tracing a network make many objects and few cycles of them: with Python's own thresholds the search
+# for those is a fifth of the time.
+COLLECTION_THRESHOLDS = (20_000, 10, 10)
+
+
+class _Interpreter:
+    """The settings of the interpreter, which has one of each: as they were, once nobody asks for others."""
+
+    def __init__(self) -> None:
+        self._lock, self._asked = threading.Lock(), list[float]()
+        self._before: tuple[float, tuple[int, int, int]] = (sys.getswitchinterval(), gc.get_threshold())
+
+    def ask(self, seconds: float) -> None:
+        with self._lock:
+            if not self._asked:
+                self._before = sys.getswitchinterval(), gc.get_threshold()
+                if 0 < self._before[1][0] < COLLECTION_THRESHOLDS[0]:  # 0 turns the search off
+                    gc.set_threshold(*COLLECTION_THRESHOLDS)
+            self._asked.append(seconds)
+            self._switch()
+
+    def leave(self, seconds: float) -> None:
+        with self._lock:
+            self._asked.remove(seconds)
+            self._switch()
+            if not self._asked:
+                gc.set_threshold(*self._before[1])
+
+    def _switch(self) -> None:
+        sys.setswitchinterval(min(self._before[0], *self._asked) if self._asked else self._before[0])
+
+
+_INTERPRETER = _Interpreter()
+
+
+@contextmanager
+def tuned_interpreter(switch_seconds: float = SWITCH_SECONDS) -> Iterator[None]:
+    """Let threads get Python's lock after this time, and search less often for garbage, while the block runs.
+
+    Blocks of several threads may overlap: the shortest time counts, and after the last all is as it was.
+    """
+    _INTERPRETER.ask(switch_seconds)
+    try:
+        yield
+    finally:
+        _INTERPRETER.leave(switch_seconds)
 
 
 # Of glibc's mallopt: (parameter, value that keeps what is freed, value after that).

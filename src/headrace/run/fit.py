@@ -21,6 +21,7 @@ from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.core.device_access import COMPILING, leave_devices
 from headrace.core.errors import ConfigError
+from headrace.core.process import tuned_interpreter
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
@@ -181,6 +182,7 @@ def resume(
         return fit(resolved, restored, custom)
 
 
+@tuned_interpreter()
 def fit(
     resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING, began: float | None = None
 ) -> RunResult:

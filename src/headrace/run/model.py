@@ -28,6 +28,7 @@ from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import WEB, local_path, local_text
+from headrace.core.process import tuned_interpreter
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
@@ -348,6 +349,7 @@ class Model:
         return resolved, CustomParts(network=self._code_network, dataset=dataset)
 
     @join_job()
+    @tuned_interpreter()
     def evaluate(
         self,
         data: object,
@@ -397,6 +399,7 @@ class Model:
             sums, _ = validator.finish(validator.start(state))[weights]
         return Report(validation_report(sums, dataset.info.class_names, design.custom.metric_rows))
 
+    @tuned_interpreter()
     def predict(self, images: object, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
         """Return the predictions for image files, folders, Pillow images, an array [N, H, W, C], or a dataset."""
         self._load_given_weights()
@@ -412,6 +415,7 @@ class Model:
                 row[number] = share
         return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
 
+    @tuned_interpreter()
     def logits(self, images: Any, *, weights: str = AUTO) -> np.ndarray:
         """Return the logits of images given as for predict, float32 [N, num_classes]."""
         self._load_given_weights()
@@ -438,6 +442,7 @@ class Model:
         start_devices(self.config.run.platform, 1)
         return files, weights
 
+    @tuned_interpreter()
     def find_learning_rate(
         self,
         data: object,
@@ -499,6 +504,7 @@ class Model:
         stored = make_precision(self.config.numerics, self.config.batch).weight_dtype
         return save(path.parent, path.name, flatten_named(trained.state(stored)), manifest)
 
+    @tuned_interpreter()
     def export(
         self,
         path: str | Path,

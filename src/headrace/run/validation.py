@@ -16,6 +16,7 @@ from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, read, rea
 from headrace.config.load import NO_RECIPE, Resolved, override, resolve
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
+from headrace.core.process import tuned_interpreter
 from headrace.data.dataset import describe_dataset
 from headrace.engine.devices import start_run_devices
 from headrace.job import ProcessGroup, current_group
@@ -85,7 +86,11 @@ def validate(
     # Apart from the reports of training, which belong to the run's records.
     report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0
-    with advise_on_memory(design, validates=True), closing(Validator(design, dataset, devices)) as validator:
+    with (
+        tuned_interpreter(),
+        advise_on_memory(design, validates=True),
+        closing(Validator(design, dataset, devices)) as validator,
+    ):
         for checkpoint in checkpoints:
             reader = partial(_read, design, checkpoint, alone=len(checkpoints) == 1)
             read = group.on_first_process(partial(_read_named, design) if path is None else reader)

@@ -1,7 +1,5 @@
 """The runner: devices overlap, a failure in any thread reaches the caller, and no thread outlives a call."""
 
-import contextlib
-import sys
 import threading
 import time
 
@@ -12,7 +10,6 @@ import optax
 import pytest
 
 from headrace import Infeed, OptimizerOutput, Outfeed, Stage, pipeline
-from headrace.engine.pipeline import runner
 
 SLEEP, STAGES, MICROS = 0.05, 4, 8
 seconds = 0.0  # that a pass takes, in all tests but the one that measures
@@ -100,15 +97,3 @@ def test_no_thread_is_left_by_calls():
         state = pipe(state)
     jax.block_until_ready(state.weights)
     assert threading.active_count() == before
-
-
-def test_runs_that_overlap_leave_the_switch_interval_as_it_was():
-    before = sys.getswitchinterval()
-    first, second = contextlib.ExitStack(), contextlib.ExitStack()
-    for stack in (first, second):
-        stack.enter_context(runner._PROMPT_SWITCHING)
-        assert sys.getswitchinterval() == pytest.approx(runner.SWITCH_SECONDS, rel=0.01)
-    first.close()
-    assert sys.getswitchinterval() == pytest.approx(runner.SWITCH_SECONDS, rel=0.01)
-    second.close()
-    assert sys.getswitchinterval() == before

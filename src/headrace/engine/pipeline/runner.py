@@ -8,7 +8,6 @@ another lane to have launched what is needed.
 The order of the launches on a device is fixed and programs are pure, so threads cannot change the results.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from headrace.core.process import tuned_interpreter
 from headrace.core.tree import PyTree
 from headrace.engine.multiprocess_arrays import in_turn
 from headrace.plan.schedule import Action, Work, needs
@@ -158,7 +158,7 @@ class Run:
             threading.Thread(target=self._guard, args=(lane, num_steps), name=f"launch device {lane}", daemon=True)
             for lane in range(len(self._values))
         ]
-        with _PROMPT_SWITCHING:
+        with tuned_interpreter(SWITCH_SECONDS):
             for thread in threads:
                 thread.start()
             try:
@@ -225,30 +225,6 @@ class Run:
             values[slot] = None
         if self._observe is not None and launch.action is not None:
             self._observe(launch.action, results[0])
-
-
-class _PromptSwitching:
-    """Shortens the interpreter's switch interval while runs are under way."""
-
-    def __init__(self) -> None:
-        self._lock, self._num_runs, self._before = threading.Lock(), 0, 0.0
-
-    def __enter__(self) -> None:
-        # Counted: runs of several threads may overlap, and the last to end must not restore what the first one set.
-        with self._lock:
-            if not self._num_runs:
-                self._before = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._before, SWITCH_SECONDS))
-            self._num_runs += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_runs -= 1
-            if not self._num_runs:
-                sys.setswitchinterval(self._before)
-
-
-_PROMPT_SWITCHING = _PromptSwitching()  # one, as the interpreter has one interval
 
 
 class Tracer:
