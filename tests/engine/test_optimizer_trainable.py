@@ -11,7 +11,7 @@ from headrace.core.tree import flatten_named
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.trainable import decayed_by_layer, make_trainable
-from headrace.model.custom_block import weights_like
+from headrace.model.network import weights_like
 from headrace.run.design import design_run
 
 NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")

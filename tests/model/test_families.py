@@ -11,8 +11,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.composite import Residual
 from headrace.model.context import Ctx
-from headrace.model.custom_block import weights_like
 from headrace.model.gates import DropPath
+from headrace.model.network import weights_like
 from headrace.model.zoo import model_names
 
 from .build import network

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
-from headrace.model.custom_block import weights_like
+from headrace.model.initial import VarianceScaling
+from headrace.model.network import weights_like
 
 from .build import network
 
@@ -203,3 +204,12 @@ def test_gpus_pool_with_the_norm_before_it(name, num_blocks, monkeypatch):
     assert (fused, apart) == (True, False)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()), found, wanted)
+
+
+def test_the_shapes_of_weights_are_known_without_drawing(monkeypatch):
+    built = network("cifar_resnet8", shortcut="projection")
+    drawn = built.init(0)
+    monkeypatch.setattr(VarianceScaling, "sample", lambda *_: pytest.fail("it draws"))
+    for like, tree in zip(weights_like(built), drawn, strict=True):
+        shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten_named(like).items()}
+        assert shapes == {name: (leaf.shape, leaf.dtype) for name, leaf in flatten_named(tree).items()}

@@ -12,8 +12,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.composite import Residual
 from headrace.model.context import Ctx
-from headrace.model.custom_block import weights_like
 from headrace.model.layers import BlurPool, Conv
+from headrace.model.network import weights_like
 from headrace.model.norm import Norm
 from tests.harness import OPTIONS, Stages, assert_close, make_samples, train_pipelined, train_steps
 from tests.ops.naive import conv

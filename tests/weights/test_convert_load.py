@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import CheckpointError
 from headrace.core.tensor_file import write_safetensors
-from headrace.model.custom_block import weights_like
+from headrace.model.network import weights_like
 from headrace.weights.convert import flat_weights, load_into, table_lines
 from headrace.weights.name_schemes import O_C77, OC77
 from headrace.weights.torch_file import write_torch_file

@@ -15,7 +15,7 @@ from headrace import Model
 from headrace.cli.main import main
 from headrace.config.load import config_from, resolve_code
 from headrace.core.errors import ConfigError, DataError
-from headrace.model.custom_block import weights_like
+from headrace.model.network import weights_like
 from headrace.run.choices import with_definition
 from headrace.run.named_weights import load_named
 from headrace.run.read_weights import read_weights

@@ -1,6 +1,7 @@
 """Layers made of layers: in sequence, around a shortcut, or side by side; and how to split them for a pipeline."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,23 @@ from headrace.core.tree import PyTree
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.initial import RngAt, under
-from headrace.model.layers import Conv, FusibleNorm, Layer, MaxPool, Shape, Tail, Tree, WithoutParameters
+from headrace.model.layers import (
+    Conv,
+    DeclaredLayer,
+    FusibleNorm,
+    Layer,
+    MaxPool,
+    Shape,
+    Tail,
+    Tree,
+    WithoutParameters,
+    weights_of,
+)
 from headrace.ops.pool import pad_pixels
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnBranch(Layer):
+class OnBranch(DeclaredLayer):
     """A layer on the body or the shortcut of a split residual unit; the first one `opens` the unit."""
 
     layer: Layer
@@ -28,6 +40,9 @@ class OnBranch(Layer):
     def shape(self, hwc: Any) -> Any:
         body, shortcut = (hwc, hwc) if self.opens else hwc
         return (body, self.layer.shape(shortcut)) if self.on_shortcut else (self.layer.shape(body), shortcut)
+
+    def weights(self, hwc: object) -> tuple[Tree, Tree]:
+        return weights_of(self.layer, self._branch_shape(hwc))
 
     def init(self, rng_at: RngAt, hwc: object) -> tuple[Tree, Tree]:
         return self.layer.init(rng_at, self._branch_shape(hwc))
@@ -68,8 +83,17 @@ def split_layers(name: str, layer: Any) -> tuple[tuple[str, Layer], ...]:
 Named = tuple[str, Layer]
 
 
+def by_name(parts: Iterable[tuple[str, tuple[Tree, Tree]]]) -> tuple[Tree, Tree]:
+    """Return (params, stats) of layers as trees by their names, without those that have none."""
+    params, stats = {}, {}
+    for name, (layer_params, layer_stats) in parts:
+        params |= {name: layer_params} if layer_params else {}
+        stats |= {name: layer_stats} if layer_stats else {}
+    return params, stats
+
+
 @dataclass(frozen=True)
-class Chain(Layer):
+class Chain(DeclaredLayer):
     """Named layers, each applied to the output of the previous one."""
 
     layers: tuple[Named, ...] = ()
@@ -79,15 +103,19 @@ class Chain(Layer):
             hwc = layer.shape(hwc)
         return hwc
 
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        return by_name((name, weights_of(layer, shape)) for (name, layer), shape in self._with_shapes(hwc))
+
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         """Initialise every layer with random numbers that depend on its name."""
-        params, stats = {}, {}
+        layers = self._with_shapes(hwc)
+        return by_name((name, layer.init(under(rng_at, name), shape)) for (name, layer), shape in layers)
+
+    def _with_shapes(self, hwc: Shape) -> Iterator[tuple[Named, Shape]]:
+        """Yield each layer with the shape that it takes."""
         for name, layer in self.layers:
-            layer_params, layer_stats = layer.init(under(rng_at, name), hwc)
-            params |= {name: layer_params} if layer_params else {}
-            stats |= {name: layer_stats} if layer_stats else {}
+            yield (name, layer), hwc
             hwc = layer.shape(hwc)
-        return params, stats
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx, tail: Tail | None = None) -> tuple[Array, Tree]:
         """Apply the layers and the tail; a convolution, the batch norm after it and what follows are one operation."""
@@ -249,7 +277,7 @@ def _apply_norm_pool(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residual(Layer):
+class Residual(DeclaredLayer):
     """body(x) + shortcut(x). Both chains share one namespace; an empty shortcut is the identity."""
 
     body: Chain
@@ -264,6 +292,10 @@ class Residual(Layer):
         shape = self.body.shape(hwc)
         assert shape == self.shortcut.shape(hwc), (shape, self.shortcut.shape(hwc))
         return shape
+
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        body, shortcut = self.body.weights(hwc), self.shortcut.weights(hwc)
+        return body[0] | shortcut[0], body[1] | shortcut[1]
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         body, shortcut = self.body.init(rng_at, hwc), self.shortcut.init(rng_at, hwc)
@@ -290,7 +322,7 @@ class Residual(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Concat(Layer):
+class Concat(DeclaredLayer):
     """Named layers applied to the same input, with their output channels concatenated."""
 
     layers: tuple[Named, ...]
@@ -300,10 +332,11 @@ class Concat(Layer):
         assert len({shape[:-1] for shape in shapes}) == 1, shapes
         return *shapes[0][:-1], sum(shape[-1] for shape in shapes)
 
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        return by_name((name, weights_of(layer, hwc)) for name, layer in self.layers)
+
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        drawn = {name: layer.init(under(rng_at, name), hwc) for name, layer in self.layers}
-        params, stats = ({name: both[i] for name, both in drawn.items() if both[i]} for i in (0, 1))
-        return params, stats
+        return by_name((name, layer.init(under(rng_at, name), hwc)) for name, layer in self.layers)
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         outputs, batch_stats = [], {}

@@ -14,7 +14,7 @@ from headrace import ops
 from headrace.model.activations import ACTIVATIONS
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.initial import FAN_OUT_HE, RngAt, VarianceScaling, under
+from headrace.model.initial import FAN_OUT_HE, VarianceScaling, Weight
 from headrace.model.layers import SameShape, Shape, Tree, WithoutParameters
 
 
@@ -27,13 +27,11 @@ class SqueezeExcite(SameShape):
     gate: str = "sigmoid"
     initial: VarianceScaling = FAN_OUT_HE
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Draw both kernels; the biases start at zero."""
-        params = {}
-        for name, channels in (("reduce", (hwc[2], self.width)), ("expand", (self.width, hwc[2]))):
-            kernel = self.initial.sample(under(rng_at, name)("kernel"), channels)
-            params[name] = {"kernel": kernel, "bias": np.zeros(channels[1], np.float32)}
-        return params, {}
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        return {
+            name: {"kernel": Weight(channels, self.initial), "bias": Weight(channels[1:])}
+            for name, channels in (("reduce", (hwc[2], self.width)), ("expand", (self.width, hwc[2])))
+        }, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Scale; means and sums in float32."""
@@ -74,8 +72,8 @@ class LayerScale(SameShape):
 
     initial: float
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        return {"gamma": np.full(hwc[-1], self.initial, np.float32)}, {}
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        return {"gamma": Weight((hwc[-1],), self.initial)}, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         return x * params["gamma"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)), {}

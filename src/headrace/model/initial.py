@@ -1,9 +1,9 @@
 """The initial values of weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -71,6 +71,28 @@ GLOROT_UNIFORM = VarianceScaling(fan="average", distribution="uniform")
 def under(rng_at: RngAt, name: str) -> RngAt:
     """Return `rng_at` for names relative to `name`."""
     return lambda below: rng_at(f"{name}/{below}")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of a layer, float32: its shape, and the distribution or the value that it starts from."""
+
+    shape: tuple[int, ...]
+    start: Initial | float = 0.0
+
+    def draw(self, rng_at: RngAt, name: str) -> np.ndarray:
+        """Return the initial values of the tensor of this name."""
+        if isinstance(self.start, int | float):
+            return np.full(self.shape, self.start, np.float32)
+        return self.start.sample(rng_at(name), self.shape)
+
+
+def draw(weights: Mapping[str, Any], rng_at: RngAt) -> dict[str, Any]:
+    """Return initial values for a tree of tensors; each depends on its full name."""
+    return {
+        name: draw(each, under(rng_at, name)) if isinstance(each, Mapping) else each.draw(rng_at, name)
+        for name, each in weights.items()
+    }
 
 
 def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

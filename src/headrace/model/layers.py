@@ -3,17 +3,18 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from headrace import ops
 from headrace.core.errors import ConfigError
+from headrace.core.rng import generator
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.initial import FAN_IN_NORMAL, GLOROT_UNIFORM, Initial, RngAt
+from headrace.model.initial import FAN_IN_NORMAL, GLOROT_UNIFORM, Initial, RngAt, Weight, draw
 from headrace.ops.pool import Padding, out_size
 
 Shape = tuple[int, ...]
@@ -40,6 +41,24 @@ class Layer(Protocol):
         ...
 
 
+class DeclaredLayer(Layer):
+    """A layer that declares its tensors: their initial values follow, and their shapes are known without drawing."""
+
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        """Return the tensors of the parameters and of the running statistics, as trees of `Weight`."""
+        ...
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Return initial parameters and running statistics, float32 on the host."""
+        params, stats = self.weights(hwc)
+        return draw(params, rng_at), draw(stats, rng_at)
+
+
+def weights_of(layer: Layer, hwc: Shape) -> tuple[Tree, Tree]:
+    """Return a layer's tensors, as trees of anything with a shape; a user's layer, which has only `init`, draws."""
+    return layer.weights(hwc) if isinstance(layer, DeclaredLayer) else layer.init(partial(generator, 0), hwc)
+
+
 @dataclass(frozen=True)
 class FusibleNorm:
     """A batch norm as an operation, and how it turns (mean, biased variance) of a batch into its statistics."""
@@ -64,7 +83,7 @@ class Tail:
         return y if self.pool is None else ops.max_pool(y, self.pool.window, self.pool.stride, self.pool.padding)
 
 
-class SameShape(Layer):
+class SameShape(DeclaredLayer):
     """A layer that keeps the shape, unless it says otherwise."""
 
     def shape(self, hwc: Shape) -> Shape:
@@ -77,7 +96,7 @@ class WithoutParameters(SameShape):
     XLA fuses additions, padding and dropout with their neighbours, so that neither time nor memory is counted for them.
     """
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
         return {}, {}
 
     def cost(self, hwc: Shape) -> Cost:
@@ -85,7 +104,7 @@ class WithoutParameters(SameShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv(Layer):
+class Conv(DeclaredLayer):
     """Convolution; `groups` divides the channels, and `bias` is off because a norm usually follows."""
 
     channels: int
@@ -104,11 +123,9 @@ class Conv(Layer):
             )
         return *_windows("convolution", hwc, self.kernel, self.stride, self.padding), self.channels
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        params = {"kernel": self.initial.sample(rng_at("kernel"), self._kernel_shape(hwc))}
-        if self.bias:
-            params["bias"] = np.zeros(self.channels, np.float32)
-        return params, {}
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        bias = {"bias": Weight((self.channels,))} if self.bias else {}
+        return {"kernel": Weight(self._kernel_shape(hwc), self.initial)} | bias, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Convolve in the compute dtype."""
@@ -133,7 +150,7 @@ class Conv(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense(Layer):
+class Dense(DeclaredLayer):
     """Fully connected layer with bias. With `logits` its output stays float32."""
 
     features: int
@@ -144,9 +161,8 @@ class Dense(Layer):
         assert len(hwc) == 1, f"flatten or pool before a dense layer: {hwc}"
         return (self.features,)
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        kernel = self.initial.sample(rng_at("kernel"), (hwc[0], self.features))
-        return {"kernel": kernel, "bias": np.zeros(self.features, np.float32)}, {}
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        return {"kernel": Weight((hwc[0], self.features), self.initial), "bias": Weight((self.features,))}, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Multiply in the compute dtype, sum in float32."""

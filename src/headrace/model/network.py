@@ -1,7 +1,7 @@
 """A network is a tuple of named blocks. Names are split points, checkpoint keys and targets of regular expressions."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,11 +17,11 @@ from headrace.core.errors import ConfigError
 from headrace.core.process import num_processors
 from headrace.core.rng import generator
 from headrace.core.tree import PyTree, map_named
-from headrace.model.composite import Chain, Named, Residual, split_layers
+from headrace.model.composite import Chain, Named, Residual, by_name, split_layers
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.initial import under
-from headrace.model.layers import MaxPool, Relu, Shape, Tail, Tree
+from headrace.model.layers import MaxPool, Relu, Shape, Tail, Tree, weights_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +103,7 @@ class Network:
         # In threads: the 25 million numbers of a ResNet-50 take one of them a second, at the start of every run.
         with ThreadPoolExecutor(num_processors(), thread_name_prefix="init") as threads:
             drawn = threads.map(lambda each: each[1].init(under(partial(generator, seed), each[0]), each[2]), blocks)
-            trees = [(name, *block_trees) for (name, _, _), block_trees in zip(blocks, drawn, strict=True)]
-        params = {name: block_params for name, block_params, _ in trees if block_params}
-        return params, {name: block_stats for name, _, block_stats in trees if block_stats}
+            return by_name((name, trees) for (name, _, _), trees in zip(blocks, drawn, strict=True))
 
     def apply(
         self, params: Mapping[str, object], stats: Mapping[str, object], x: Array, ctx: Ctx
@@ -157,6 +155,13 @@ class Network:
     def total_cost(self) -> Cost:
         """Return the cost per image of the whole network."""
         return sum(self.costs().values(), Cost())
+
+
+def weights_like(network: Network, names: Container[str] | None = None) -> tuple[Tree, Tree]:
+    """Return the shapes of the params and stats of a network, or of the blocks named; nothing is drawn."""
+    blocks = zip(network.blocks, network.shapes(), strict=False)
+    chosen = [(name, weights_of(block, hwc)) for (name, block), hwc in blocks if names is None or name in names]
+    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, jnp.float32), by_name(chosen))
 
 
 def _pool(block: Any) -> MaxPool | None:

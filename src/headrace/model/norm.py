@@ -26,8 +26,8 @@ from headrace.core.errors import ConfigError, did_you_mean
 from headrace.model.activations import ACTIVATIONS
 from headrace.model.context import NORM_WEIGHTS, Ctx
 from headrace.model.cost import Cost
-from headrace.model.initial import RngAt
-from headrace.model.layers import FusibleNorm, Layer, SameShape, Shape, Tree
+from headrace.model.initial import Weight
+from headrace.model.layers import DeclaredLayer, FusibleNorm, SameShape, Shape, Tree
 
 # That of Keras' ResNets.
 DEFAULT_EPSILON = 1.001e-5
@@ -59,7 +59,7 @@ class NormSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm(Layer):
+class Norm(DeclaredLayer):
     """Normalisation with a learnt scale (starting at `gamma`) and shift (starting at 0) per channel.
 
     If not `learnt` it has neither, because the proxy activation after it does.
@@ -75,14 +75,14 @@ class Norm(Layer):
             self.groups(hwc[2])
         return hwc
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Return scale and shift and, for batch norm, statistics of mean 0 and variance 1."""
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        """Return scale and shift and, for batch norm, statistics that start at mean 0 and variance 1."""
         assert self.learnt or self.spec.kind != "batch"
         if self.spec.kind == "none" or not self.learnt:
             return {}, {}
-        zeros_C, ones_C = np.zeros(hwc[2], np.float32), np.ones(hwc[2], np.float32)
-        params = {"gamma": ones_C * np.float32(self.gamma), "beta": zeros_C}
-        return params, {"mean": zeros_C.copy(), "variance": ones_C} if self.spec.kind == "batch" else {}
+        zeros_C, ones_C = Weight((hwc[2],)), Weight((hwc[2],), 1.0)
+        params = {"gamma": Weight((hwc[2],), float(self.gamma)), "beta": zeros_C}
+        return params, {"mean": zeros_C, "variance": ones_C} if self.spec.kind == "batch" else {}
 
     @jax.named_scope("norm")  # by which profiles recognise norms, as no instruction is typical of them
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
@@ -147,8 +147,8 @@ class LayerNorm(SameShape):
 
     epsilon: float = 1e-6
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        return {"gamma": np.ones(hwc[-1], np.float32), "beta": np.zeros(hwc[-1], np.float32)}, {}
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
+        return {"gamma": Weight((hwc[-1],), 1.0), "beta": Weight((hwc[-1],))}, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         return ops.layer_norm(x, params["gamma"], params["beta"], self.epsilon), {}
@@ -215,10 +215,10 @@ class ProxyActivation(SameShape):
     kind: str
     epsilon: float
 
-    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+    def weights(self, hwc: Shape) -> tuple[Tree, Tree]:
         """Start with a unit Gaussian, scale 1 and shift 0."""
         starts = {"gamma": 1.0, "beta": 0.0, "proxy_scale": 0.0, "proxy_shift": 0.0}
-        return {name: np.full(hwc[-1], start, np.float32) for name, start in starts.items()}, {}
+        return {name: Weight((hwc[-1],), start) for name, start in starts.items()}, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Scale, shift, activate, and normalise by the moments of the proxy, all in float32."""

@@ -25,8 +25,7 @@ from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
 from headrace.job import check_devices_per_replica, current_group
-from headrace.model.custom_block import weights_like
-from headrace.model.network import Network
+from headrace.model.network import Network, weights_like
 from headrace.model.zoo import build_network
 from headrace.ops import check_kernels
 from headrace.plan.image_sizes import SizeSpan, size_spans

@@ -20,8 +20,7 @@ from headrace.checkpoint.store import (
 )
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import describe_dataset
-from headrace.model.custom_block import weights_like
-from headrace.model.network import Network
+from headrace.model.network import Network, weights_like
 from headrace.model.zoo import build_network
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.run.named_weights import load_named

@@ -20,7 +20,7 @@ from headrace.core.process import tuned_interpreter
 from headrace.data.dataset import describe_dataset
 from headrace.engine.devices import start_run_devices
 from headrace.job import ProcessGroup, current_group
-from headrace.model.custom_block import weights_like
+from headrace.model.network import weights_like
 from headrace.rows.metrics import TOP1
 from headrace.rows.row import Metric
 from headrace.run.choices import definition_remarks, with_choices, with_definition

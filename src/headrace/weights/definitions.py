@@ -13,8 +13,7 @@ from headrace.config.networks import OPTION_FAMILIES
 from headrace.config.schema import Model
 from headrace.config.section_model import DIALECTS, variant_of
 from headrace.core.errors import ConfigError
-from headrace.model.custom_block import weights_like
-from headrace.model.network import Network
+from headrace.model.network import Network, weights_like
 from headrace.model.zoo import build_network
 from headrace.weights.convert import HEADRACE_NAMES, Naming, Shapes, find_naming, flat_weights, is_ignored
 

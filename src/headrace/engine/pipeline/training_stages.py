@@ -26,7 +26,7 @@ from headrace.engine.pipeline.step_plan import ALL, EACH, Program, on_mesh
 from headrace.engine.placement import ON_DEVICE, UPDATE_ONLY, Placement, placed_shardings, to_device
 from headrace.engine.state import State, make_state
 from headrace.engine.step import Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
-from headrace.model.custom_block import weights_like
+from headrace.model.network import weights_like
 from headrace.plan.recompute import segments
 
 FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes read beside the weights
