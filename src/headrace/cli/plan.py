@@ -10,8 +10,11 @@ from headrace.cli.tables import print_fitted
 from headrace.core.local_path import local_path
 
 if TYPE_CHECKING:
+    from headrace.config.load import Resolved
+    from headrace.core.target import Target
     from headrace.plan.duration import Duration
     from headrace.plan.scaling import ScaleRow
+    from headrace.run.ahead import Ahead
     from headrace.run.design import Design
 
 DESCRIPTION = "Print the arithmetic of a run without using a device: batches, steps, calls, events, memory."
@@ -20,6 +23,25 @@ DESCRIPTION = "Print the arithmetic of a run without using a device: batches, st
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     resolved, args = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
+    if args.target is None:
+        return _print_plan(resolved, args, None)
+    from headrace.core.errors import ConfigError
+    from headrace.engine.ahead import compiler_of, read_target
+    from headrace.ops.tracing import made_for
+
+    target = read_target(args.target)
+    if args.num_devices is not None or args.num_processes != 1:
+        raise ConfigError(
+            "--target is given beside --num-devices or --num-processes.",
+            rule="The target's name says how many devices and machines there are.",
+            remedy="Name a larger or smaller target, or leave --target out to plan without compiling.",
+        )
+    compiler_of(target)  # before minutes of work, and before anything is printed
+    with made_for(target):
+        return _print_plan(resolved, args, target)
+
+
+def _print_plan(resolved: "Resolved", args: argparse.Namespace, target: "Target | None") -> int:
     import jax
 
     from headrace.config.checks import check_start
@@ -29,6 +51,7 @@ def main(argv: list[str]) -> int:
     from headrace.plan.image_sizes import describe_sizes
     from headrace.plan.plan import format_plan
     from headrace.plan.scaling import format_scale
+    from headrace.run.ahead import planned_ahead
     from headrace.run.choices import settle, with_choices
     from headrace.run.design import design_run, scale_to_devices, uneven_remarks
     from headrace.run.expected_time import describe_expected, expected_time
@@ -50,16 +73,17 @@ def main(argv: list[str]) -> int:
         write_diagram(args.schedule_file, _tables(design))
     platform = resolved.config.run.platform  # asked for by name, it need not be on this machine
     seen = visible_devices(platform)
-    backend = BACKENDS.get(platform) or seen.platform
+    backend = target.platform if target else BACKENDS.get(platform) or seen.platform
     expected = expected_time(design, backend, seen.name)
     idle = describe_without_effect(resolved.config, backend, resolved.origins)
     said = f"expected time: not known, {seen.name or backend} was not measured; headrace bench measures a step"
     if expected is not None:
         said = f"expected time, roughly: {describe_expected(expected)}"
     resolved = replace(resolved, notes=(*resolved.notes, *idle, said))
+    ahead = planned_ahead(design, target) if target else None
     if args.json:
         uneven = uneven_remarks(resolved.config, design.info)
-        _print_json(design, rows, expected, (*resolved.warnings, *design.info.remarks, *uneven, *resolved.notes))
+        _print_json(design, rows, expected, (*resolved.warnings, *design.info.remarks, *uneven, *resolved.notes), ahead)
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
@@ -72,6 +96,8 @@ def main(argv: list[str]) -> int:
         print_fitted(f"warning: {text}")
     if sizes := describe_sizes(design.sizes, design.network):
         print(sizes)
+    for line in ahead.lines if ahead else ():
+        print_fitted(line)
     return 0
 
 
@@ -91,6 +117,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Plan for N processes, each with the same number of whole replicas [1].",
     )
     parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help="Compile the run's programs for machines that are not here (h200x8, v5e-8), and print their memory.",
+    )
+    parser.add_argument(
         "--schedule-file",
         type=local_path,
         metavar="FILE",
@@ -99,7 +130,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_json(
-    design: "Design", rows: "tuple[ScaleRow, ...]", expected: "Duration | None", remarks: tuple[str, ...]
+    design: "Design",
+    rows: "tuple[ScaleRow, ...]",
+    expected: "Duration | None",
+    remarks: tuple[str, ...],
+    ahead: "Ahead | None",
 ) -> None:
     heading: dict[str, Any] = {
         "model": design.network.name,
@@ -111,6 +146,7 @@ def _print_json(
     sizes = [{"first_step": span.first_step, "image_size": list(span.image_hw)} for span in design.sizes]
     tail = {"learning_rate": _lr_points(design), "image_sizes": sizes, "remarks": remarks}
     tail["expected_seconds"] = round(expected.seconds, 1) if expected else None
+    tail |= {"compiled": ahead.to_dict()} if ahead else {}
     print(json.dumps(heading | design.plan.to_dict() | tail, indent=1))
 
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A kind of device, as far as programs for it differ from those for another."""
+    """A kind of device, as far as programs and plans for it differ from those for another."""
 
     platform: str  # cpu | gpu | tpu, as JAX says
     capability: str = ""  # an NVIDIA GPU's, such as 9.0
     portable: bool = False  # lowered for any platform, each operation in the form that suits it
+    name: str = ""  # of devices that are not here, as their driver writes it
+    memory_bytes: int | None = None  # of one of them
+    count: int = 1

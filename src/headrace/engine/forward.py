@@ -22,7 +22,7 @@ from headrace.engine.call_loop import BATCHES, OnOneMesh
 from headrace.engine.compiler import OptionItems, common_options
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
-from headrace.engine.multiprocess_arrays import transfer
+from headrace.engine.multiprocess_arrays import place, transfer
 from headrace.engine.objective import SCORES, STANDARD, CustomObjective, classification_sums, sums_of_validation
 from headrace.engine.step import Fetch
 from headrace.engine.stored_programs import Made, Request
@@ -165,15 +165,8 @@ class WholeForward(OnOneMesh):
 
     def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> "WholeProgram":
         """Compile ahead of the first use, so that the time can be reported apart."""
-        options = common_options() | dict(self.spec.compiler_options)
         has_constants = uses_kernels(self.spec.cpu_kernels)
-        request = Request(
-            make=make_forward,
-            spec=self.spec,
-            mesh=self.mesh,
-            arguments=(placed if has_constants else (placed, None), resident, block),
-            options=options,
-        )
+        request = self._request(placed if has_constants else (placed, None), resident, block)
         if not has_constants:
             return WholeProgram(_no_constants, *request.prepare().compile().compiled)
         if not self.spec.reducer.adds:  # a validation within training leaves memory as training needs it
@@ -181,6 +174,19 @@ class WholeForward(OnOneMesh):
         programs = request.prepare(lambda: self._trace_with_constants(placed, resident, block)).compile()
         constants, forward = programs.compiled
         return WholeProgram(constants, forward, Selection.without(programs.facts, placed).pick)
+
+    def lower(self, weights: Weights, resident: PyTree, block: PyTree) -> jax.stages.Lowered:
+        """Make XLA's input from Python, for devices that need not be here."""
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
+        return self._request((place(shapes, replicated(self.mesh)), None), resident, block).lower()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options."""
+        return common_options() | dict(self.spec.compiler_options)
+
+    def _request(self, *arguments: PyTree) -> Request:
+        return Request(make=make_forward, spec=self.spec, mesh=self.mesh, arguments=arguments, options=self.options)
 
     def _trace_with_constants(self, placed: PyTree, resident: PyTree, block: PyTree) -> Made:
         """Return the programs of the constants and of the forward pass, and the places of weights it does not use."""

@@ -229,6 +229,27 @@ def shape_bytes(shape: str) -> int:
     return total
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Exchanges of one kind in a program: how many, and the bytes of one device's results."""
+
+    kind: str
+    count: int
+    num_bytes: int
+
+
+def collectives(text: str) -> list[Collective]:
+    """Return the exchanges in a module's text; those inside loops are counted once."""
+    found: dict[str, list[int]] = {}
+    for each in parse_program(text).instructions.values():
+        kind = each.opcode.removesuffix("-start")
+        if kind.startswith(_COLLECTIVES) and not kind.endswith("-done"):
+            # A start returns its operands beside the results, except that of an all-reduce.
+            halved = each.opcode.endswith("-start") and kind != "all-reduce"
+            found.setdefault(kind, []).append(shape_bytes(each.shape) // (2 if halved else 1))
+    return [Collective(kind=kind, count=len(sizes), num_bytes=sum(sizes)) for kind, sizes in found.items()]
+
+
 def _num_elements(shape: str) -> int:
     return sum(_size(dims) for _, dims in _SHAPE.findall(shape))
 

@@ -20,6 +20,7 @@ from headrace.config.schema import Run
 from headrace.core.errors import RunStopped
 from headrace.core.jax_private import devices_are_started
 from headrace.engine.devices import Device, start_devices, warm_up
+from headrace.ops.tracing import given_target
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
@@ -40,8 +41,17 @@ class Visible:
 def visible_devices(platform: str, root: Path = ROOT, *, details: bool = True) -> Visible:
     """Return the devices that a run on this platform (auto, cpu, cuda, rocm, tpu) will find.
 
+    Under `made_for`, those of the target.
     Without details, which NVIDIA's driver takes a while to say, memory and number formats are not known.
     """
+    if (made := given_target()) is not None and made.name:
+        return Visible(
+            platform=made.platform,
+            count=made.count,
+            memory_bytes=made.memory_bytes,
+            bfloat16=has_bfloat16(made.capability),
+            name=made.name,
+        )
     # Asking JAX would start its backends; only where they run already does it cost nothing. Not where they start in
     # a thread: it would be waited for, and what a run chooses for itself must not depend on who is first.
     if devices_are_started() and not _starts_early.is_set():

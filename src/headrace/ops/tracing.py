@@ -30,6 +30,11 @@ def target() -> Target:
     return given if given is not None else _own()
 
 
+def given_target() -> Target | None:
+    """Return the target that `made_for` says, None where programs are for this process's devices."""
+    return _target.get()
+
+
 def _own() -> Target:
     platform = jax.default_backend()
     # Asked of GPUs alone: elsewhere it would start the devices for nothing.

@@ -97,22 +97,35 @@ class DeviceLoop(OnOneMesh):
     def trace(self, state: State, resident: PyTree, block: PyTree) -> "TracedCall":
         """Make XLA's input from Python, or find the program. Only shapes matter: the state may be in host memory."""
         keep_freed_memory(keep=False)  # after an inference of this process
-        begin, whole = time.perf_counter(), replicated(self.mesh)
+        begin = time.perf_counter()
+        request = self._request(state, resident, block)
+        return TracedCall(request.prepare(), replicated(self.mesh), begin)
+
+    def lower(self, state: State, resident: PyTree, block: PyTree) -> jax.stages.Lowered:
+        """Make XLA's input from Python, for devices that need not be here."""
+        return self._request(state, resident, block).lower()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options."""
+        return dict(self.spec.compiler_options)
+
+    def _request(self, state: State, resident: PyTree, block: PyTree) -> Request:
+        whole = replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = without_values_of(block, with_packing(self.spec, state))
         # Which rows to run is an array, not Python numbers: a call of other rows then needs no other program.
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, _ends(range(1))))
         state, ends = place(shapes, whole)
-        request = Request(
+        return Request(
             make=_make_call,
             spec=spec,
             mesh=self.mesh,
             more=(tuple(block),),
             arguments=(state, resident, block, ends),
-            options=dict(self.spec.compiler_options),
+            options=self.options,
             storable=not spec.streams,
         )
-        return TracedCall(request.prepare(), whole, begin)
 
 
 @dataclass(frozen=True)
