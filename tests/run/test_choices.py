@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from headrace.cli.main import main
 from headrace.config.load import from_saved, override, resolve, to_saved
@@ -13,7 +16,9 @@ from headrace.run import choices
 from headrace.run.choice_rules import (
     choose_batch,
     choose_epochs,
+    choose_ranger_rate,
     choose_rate,
+    choose_short_batch,
     choose_short_rate,
     choose_statistics_momentum,
 )
@@ -158,6 +163,80 @@ def test_trained_weights_are_trained_gently(on):
     slow = on(CPU, "none", weights="weights.pth", learning_rate=0.02).config
     assert slow.learning.learning_rate == 0.02
     assert slow.weights.layer_lr == {}, "who gives a rate gets it for all layers"
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that makes a folder of so many photographs in two classes, which are links to one."""
+    place = tmp_path_factory.mktemp("photographs")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (120, 140, 3), np.uint8)).save(place / "one.jpg")
+
+    def made(count: int) -> str:
+        for number in range(count):
+            target = place / str(count) / "train" / "ab"[number % 2] / f"{number}.jpg"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.is_symlink() or target.symlink_to(place / "one.jpg")
+        for name in "ab":
+            (place / str(count) / "val" / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(place / "one.jpg", place / str(count) / "val" / name)
+        return str(place / str(count))
+
+    return made
+
+
+def test_photographs_are_learned_from_nothing_by_ranger(on, photographs):
+    settled = on(CPU, dataset_path=photographs(1_200), image_size=96, num_epochs=5)
+    learning, model = settled.config.learning, settled.config.model
+    assert (learning.optimizer, learning.lookahead, learning.lr_schedule) == ("radam", 6, "flat_cosine")
+    assert (learning.weight_decay, learning.l2_regularization) == (0.01, 0.0)
+    assert not learning.warmup_epochs
+    assert (model.stem, model.downsample, model.activation) == ("deep", "max-blur", "mish")
+    assert settled.config.data.crop_area == (0.35, 1.0)
+    assert settled.config.batch.batch_size == 32
+    assert settled.config.learning.learning_rate == pytest.approx(0.001 * 32**0.5, rel=0.05)
+    assert "RAdam with lookahead" in settled.notes[-1]
+    assert design_run(settled.config).plan.batch.micro_batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "quick_parts"),
+    [
+        ({"model_name": "resnet18"}, False),
+        ({"stem": "cifar"}, False),
+        ({"image_size": 64}, True),  # too small to be cropped
+    ],
+)
+def test_a_network_that_is_given_is_learned_by_ranger_as_it_is(on, photographs, options, quick_parts):
+    settled = on(CPU, dataset_path=photographs(1_200), **{"image_size": 96, **options})
+    assert settled.config.learning.optimizer == "radam"
+    assert (settled.config.model.activation == "mish") == quick_parts
+    assert settled.config.data.crop_area == (None if "image_size" in options else (0.35, 1.0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 0.05},
+        {"optimizer": "adamw"},
+        {"lr_schedule": "stepped", "lr_schedule_params": {"boundaries": [1], "values": [0.1, 0.01]}},
+        {"weight_decay": 1e-4},
+        {"model_name": "efficientnet_b0"},
+        {"model_name": "cifar_resnet20"},
+        {"few": True},
+    ],
+)
+def test_whoever_says_how_to_learn_photographs_is_left_alone(on, photographs, options):
+    few = options.pop("few", False)
+    settled = on(CPU, dataset_path=photographs(400 if few else 1_200), image_size=96, **options)
+    assert settled.config.learning.optimizer == options.get("optimizer", "sgd")
+    assert (settled.config.learning.lookahead, settled.config.model.activation) == (0, None)
+    assert settled.config.data.crop_area is None
+
+
+def test_few_epochs_of_photographs_get_small_batches():
+    assert [choose_short_batch(128, 9_469, epochs) for epochs in (1, 5, 9)] == [32, 64, 128]
+    assert choose_short_batch(16, 245, 2) == 16, "never fewer than 32"
+    assert [choose_ranger_rate(batch) for batch in (16, 64, 1024)] == [0.004, 0.008, 0.008]
 
 
 def test_a_run_that_only_validates_gets_a_batch(on):

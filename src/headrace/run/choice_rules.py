@@ -22,6 +22,31 @@ USUAL_MOMENTUM = 0.9
 STEPS_OF_USUAL_RATE = 200
 LEAST_SHARE = 0.3  # a trial of a few steps should still move the weights
 
+# Photographs from nothing, in few epochs: the recipe of Imagenette's leaderboard (Ranger: RAdam with lookahead, at a
+# constant rate that falls as a cosine at the end), with the network's parts that it has. Measured with ResNet-18;
+# docs/howto/training.md has the numbers. Smaller and larger sets keep SGD, with which they were measured.
+FEWEST_PHOTOGRAPHS, MOST_PHOTOGRAPHS = 1_000, 30_000
+RANGER: Mapping[str, object] = {
+    "optimizer": "radam",
+    "optimizer_params": {"beta1": 0.95, "beta2": 0.99, "epsilon": 1e-6},
+    "lookahead": 6,
+    "weight_decay": 0.01,
+    "weight_decay_exclude": ("beta$", "gamma$", "bias$"),
+    "l2_regularization": 0.0,
+    "lr_schedule": "flat_cosine",
+}
+QUICK_PARTS: Mapping[str, object] = {
+    "stem": "deep",
+    "shortcut": "projection",
+    "downsample": "max-blur",
+    "activation": "mish",
+    "zero_init_residual": True,
+}
+QUICK_CROPS = (0.35, 1.0)  # of an image's area
+RANGER_RATE = 0.001  # for one image; times the root of the batch
+MOST_RANGER_RATE = 0.008
+LEAST_BATCH = 32  # of photographs, where few epochs leave few steps
+
 # From trained weights, the last layer is new and learns at the usual rate, the others at a tenth of it; half of
 # the steps are enough. benchmarks/dated/2026-11-16-finetuning.md has what was measured.
 FINE_TUNING = 0.1
@@ -53,6 +78,17 @@ def choose_micro_batch(images_per_replica: int, fits: Callable[[int], bool]) -> 
     while micro % 2 == 0 and not fits(micro):
         micro //= 2
     return micro
+
+
+def choose_short_batch(batch: int, num_images: int, num_epochs: float) -> int:
+    """Return the batch halved until so many epochs have enough steps, but no less than `LEAST_BATCH`."""
+    while batch % 2 == 0 and batch // 2 >= LEAST_BATCH and num_images // batch * num_epochs < LEAST_STEPS:
+        batch //= 2
+    return batch
+
+
+def choose_ranger_rate(batch: int) -> float:
+    return float(f"{min(RANGER_RATE * math.sqrt(batch), MOST_RANGER_RATE):.2g}")
 
 
 def choose_epochs(steps_per_epoch: int, *, fine_tuning: bool = False) -> int:

@@ -16,8 +16,8 @@ from headrace.config.checks import check
 from headrace.config.derived import Derived, Options, apply_rows
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
-from headrace.config.load import NO_RECIPE, Resolved, build, options_of, with_values
-from headrace.config.networks import find_variant
+from headrace.config.load import IMAGES_RECIPE, NO_RECIPE, Resolved, build, options_of, with_values
+from headrace.config.networks import OPTION_FAMILIES, find_variant
 from headrace.config.schema import Config, Data, Model
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.section_learning import CURRENT_TIME
@@ -27,18 +27,26 @@ from headrace.config.translations import translation
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_duration
 from headrace.data.dataset import DataInfo, describe_dataset
+from headrace.data.sets.image_sets import crop_rule
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group, devices_of_this_process, is_watched
 from headrace.plan.batch import make_batch_plan
 from headrace.run.choice_rules import (
+    FEWEST_PHOTOGRAPHS,
     FINE_TUNING,
+    MOST_PHOTOGRAPHS,
+    QUICK_CROPS,
+    QUICK_PARTS,
+    RANGER,
     USUAL_MOMENTUM,
     choose_batch,
     choose_epochs,
     choose_micro_batch,
     choose_precision,
+    choose_ranger_rate,
     choose_rate,
+    choose_short_batch,
     choose_short_rate,
     choose_statistics_momentum,
     choose_warmup,
@@ -233,6 +241,40 @@ class Settled(Options):
         """Whether training starts from trained weights."""
         return self["weights"] is not None or self.custom.weights is not None
 
+    def is_free(self, *names: str) -> bool:
+        """Say whether these options are those of a recipe, or open."""
+        return all(self.origin(name).kind in (DEFAULT.kind, "recipe") for name in names)
+
+    @cached_property
+    def learns_photographs(self) -> bool:
+        """Whether a ResNet learns photographs from nothing, as many as the way for it was measured with, and nobody
+        says how.
+        """
+        if not self["training"] or self.fine_tuning or self.custom.network is not None:
+            return False
+        variant = variant_of(self.config.model)
+        return (
+            self.resolved.name == IMAGES_RECIPE
+            and variant is not None
+            and variant.family in OPTION_FAMILIES["downsample"]
+            and not variant.is_small
+            and self.is_free(*RATE, *WARMUP, "momentum", *RANGER)
+            and FEWEST_PHOTOGRAPHS <= self.data.num_train <= MOST_PHOTOGRAPHS
+        )
+
+    @cached_property
+    def takes_quick_parts(self) -> bool:
+        """Whether the network may have the parts that learn photographs in fewer epochs: it is the recipe's own."""
+        return self.learns_photographs and self.is_free("model_name", "model_size", "norm_layer", *QUICK_PARTS)
+
+    @property
+    def crops_photographs(self) -> bool:
+        """Whether photographs to be learned from nothing are cropped at random, and nobody says how."""
+        if not self.learns_photographs or not self.is_open("crop_area", "crop_aspect"):
+            return False
+        rule = crop_rule(self.config.data, self.data.image_hwc[0])
+        return rule is not None and not rule.reference
+
     @property
     def step_images(self) -> int:
         """The images of a weight update."""
@@ -348,7 +390,11 @@ def _batch(facts: Settled) -> int:
     replicas, count = facts["num_replicas"] or 1, facts["gradient_accumulation_count"] or 1
     if not facts["training"]:
         return BATCH_WITHOUT_TRAINING * replicas * count
-    return choose_batch(facts.data.num_train, replicas, count)
+    batch = choose_batch(facts.data.num_train, replicas, count)
+    if not facts.learns_photographs or facts.is_open("num_epochs") or batch % (2 * replicas * count):
+        return batch
+    short = choose_short_batch(batch, facts.data.num_train, facts["num_epochs"])
+    return short if short % (replicas * count) == 0 else batch
 
 
 def _micro_batch(facts: Settled) -> int | None:
@@ -376,6 +422,8 @@ def _rate(facts: Settled) -> float:
 
     From trained weights, only the last layer learns at it; a network that code gives may have none to tell apart.
     """
+    if facts.learns_photographs:
+        return choose_ranger_rate(facts.step_images)
     if not facts.fine_tuning:
         return choose_short_rate(facts.usual_rate, facts.steps)
     if facts.is_open(*TRAINED_PARTS):
@@ -385,6 +433,8 @@ def _rate(facts: Settled) -> float:
 
 def _why_rate(facts: Settled) -> str:
     why = f"for a batch of {facts.step_images:,}"
+    if facts.learns_photographs:
+        return why
     if not facts.fine_tuning:
         return f"{why} and {facts.steps:,} steps" if _rate(facts) < facts.usual_rate else why
     return f"{why}, from trained weights" if "layer_lr" in facts.derived or facts.is_open(*TRAINED_PARTS) else why
@@ -436,7 +486,37 @@ REPLICAS: tuple[Derived[Settled], ...] = (
         says=lambda f: f"num_replicas is {f['num_replicas']}, {f.origin('num_replicas')}",
     ),
 )
+PHOTOGRAPHS: tuple[Derived[Settled], ...] = (
+    *(
+        Derived(
+            option=name,
+            when=lambda f: f.takes_quick_parts,
+            value=lambda f, value=value: value,
+            origin=_chosen("for photographs from nothing"),
+            says=lambda f, name=name: "a deep stem, blurred strides and mish" if name == "stem" else "",
+        )
+        for name, value in QUICK_PARTS.items()
+    ),
+    *(
+        Derived(
+            option=name,
+            when=lambda f: f.learns_photographs,
+            value=lambda f, value=value: value,
+            origin=lambda f: _chosen(f"for {f.data.num_train:,} photographs from nothing"),
+            says=lambda f, name=name: "RAdam with lookahead, flat then cosine" if name == "optimizer" else "",
+        )
+        for name, value in {**RANGER, "warmup_epochs": 0.0}.items()
+    ),
+    Derived(
+        option="crop_area",
+        when=lambda f: f.crops_photographs,
+        value=lambda f: QUICK_CROPS,
+        origin=_chosen("for photographs from nothing"),
+        says=lambda f: f"crops of at least {QUICK_CROPS[0]:.0%} of an image",
+    ),
+)
 CHOICES: tuple[Derived[Settled], ...] = (
+    *PHOTOGRAPHS,
     Derived(
         option="precision",
         # Who asks for float16 has to choose the precision as well: it needs a loss scale to train.
