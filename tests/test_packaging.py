@@ -169,10 +169,10 @@ def test_every_package_that_is_imported_is_declared():
 def test_jax_is_bounded_to_what_was_tested():
     """Private names of JAX are used, so a version that nobody tried is not installed."""
     lines = [line for name, line in requirements() if name == "jax"]
-    assert len(lines) == 2  # required, and with CUDA
+    assert len(lines) == 3  # required, with CUDA, and to compile for TPUs
     page = (ROOT / "docs" / "reference" / "versions.md").read_text()
     for line in lines:
-        bounds = re.fullmatch(r"jax(?:\[cuda13\])?>=([\d.]+),<([\d.]+)", line)
+        bounds = re.fullmatch(r"jax(?:\[(?:cuda13|tpu)\])?>=([\d.]+),<([\d.]+)", line)
         assert bounds
         assert f"jax {bounds[1]}" in page
         assert f"below {bounds[2]}" in page

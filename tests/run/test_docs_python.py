@@ -51,7 +51,7 @@ def make_photos(place: Path) -> None:
 
 
 def test_the_programs_and_the_notebook_run(tmp_path):
-    assert list(FILES) == ["train.py", "arrays.py", "callbacks.py", "focal.py"]
+    assert list(FILES) == ["train.py", "objects.py", "arrays.py", "callbacks.py", "focal.py"]
     make_photos(tmp_path / "photos")
     (tmp_path / "cat.jpg").write_bytes((tmp_path / "photos" / "val" / "cat" / "0.jpg").read_bytes())
     first = FIRST_LINES
@@ -66,6 +66,7 @@ def test_the_programs_and_the_notebook_run(tmp_path):
     assert re.search(r"RunResult\(finished at step 20, top-1 .* % at the end, runs/cifar_resnet8-digits-", printed)
     assert re.search(r"Report\(num_samples=360, loss=\d", printed)
     assert "\n360\n" in printed
+    assert "\n100\n" in printed
     assert re.search(r"^image 1: .* \d+\.\d\d %", printed, re.M)
     assert re.search(r"^total +194 ", printed, re.M)
     assert "epoch 1: loss 2." in printed
