@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.data.sets import indexed_samples, npz_file, tfrecords
+from headrace.data.sets import npz_file, pack, tfrecord_file
 from tests.fuzz import readers
 from tests.fuzz.harness import CORPUS, damaged, fuzz, mutate, outcome
 from tests.fuzz.readers import READERS
@@ -55,9 +55,9 @@ FAULTS = {
     "the size that a header claims, in an index": ("index", npz_file.StoredArray, "fits", True),
     "the size that a header claims, in a set": ("npz", npz_file.StoredArray, "fits", True),
     "the bounds of rows": ("index", readers, "check_rows", lambda *_: None),
-    "the bounds of rows of a packed file": ("packed", indexed_samples, "check_rows", lambda *_: None),
-    "checksums of a packed file": ("packed", indexed_samples, "zlib", SimpleNamespace(crc32=lambda data: _AnyNumber())),
-    "checksums of records": ("records", tfrecords, "masked_crc32c", lambda data: _AnyNumber()),
+    "the bounds of rows of a packed file": ("packed", pack, "check_rows", lambda *_: None),
+    "checksums of a packed file": ("packed", pack, "zlib", SimpleNamespace(crc32=lambda data: _AnyNumber())),
+    "checksums of records": ("records", tfrecord_file, "masked_crc32c", lambda data: _AnyNumber()),
 }
 
 

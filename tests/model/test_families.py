@@ -239,7 +239,7 @@ def test_projections_strides_and_zero_gammas():
     basic = dict(network("resnet18").blocks)["conv2_block1"]
     assert isinstance(basic, Residual)
     assert [name for name, _ in basic.shortcut.layers] == ["0_conv", "0_bn"]
-    params, _ = weights_like(network("resnet18", image=(32, 32, 3)))  # constants are as they are initialised
+    params, _ = network("resnet18", image=(32, 32, 3)).init(0)
     gammas = [leaf for name, leaf in flatten_named(params).items() if name.endswith("gamma")]
     assert all((leaf == 1).all() for leaf in gammas)
 

@@ -128,7 +128,7 @@ def test_units_that_start_as_their_shortcut():
     built = network("cifar_resnet8", zero_init_residual=True)
     gammas = {n: w for n, w in flatten_named(built.init(0)[0]).items() if n.endswith("gamma")}
     assert [n for n, w in gammas.items() if not w.any()] == [f"conv{i}_block1/layer2_bn/gamma" for i in (2, 3, 4)]
-    bottleneck = flatten_named(weights_like(network("resnet14", image=(32, 32, 3), zero_init_residual=False))[0])
+    bottleneck = flatten_named(network("resnet14", image=(32, 32, 3), zero_init_residual=False).init(0)[0])
     assert all((w == 1).all() for n, w in bottleneck.items() if n.endswith("gamma"))
 
 

@@ -315,7 +315,7 @@ def test_names_of_keras_say_that_it_is_keras():
         ours = flat_weights(*weights_like(network(model, model_dialect="keras")))
         schemes = [scheme for scheme in SCHEMES if scheme.name == "keras"]
         pairs = max((pair_names(scheme, ours) for scheme in schemes), key=len)
-        shapes = {pair.theirs: pair.dim_order.write(np.asarray(ours[name])).shape for name, pair in pairs.items()}
+        shapes = {pair.theirs: pair.dim_order.write(np.zeros(ours[name].shape)).shape for name, pair in pairs.items()}
         assert len(shapes) == len(ours)
         assert found_for(model, shapes) == ({"model_dialect": says} if says else {})
 

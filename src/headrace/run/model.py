@@ -25,6 +25,7 @@ from headrace.config.field import LOADED
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resolve_code
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
+from headrace.config.section_model import norm_choice
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import WEB, local_path, local_text
@@ -546,6 +547,8 @@ class Model:
         given = {name: option.value for name, option in saved.given().items()}
         # Where its data was and what its run was called says nothing about the model.
         kept = {name: value for name, value in given.items() if name not in NAMED_OF_ONE_SET | OF_ONE_RUN}
+        if norm_choice(saved.config.model)["name"] not in ("batch_norm", "custom_batch_norm"):
+            kept.pop("bn_momentum_start", None)  # of a recipe, which may be for any network; asked for, it is refused
         # Without a recipe: what the run's own gave is among its saved options.
         if network is None:
             model = cls(config="none", **kept | options)
