@@ -24,7 +24,7 @@ LEAST_SHARE = 0.3  # a trial of a few steps should still move the weights
 
 # Photographs from nothing, in few epochs: the recipe of Imagenette's leaderboard (Ranger: RAdam with lookahead, at a
 # constant rate that falls as a cosine at the end), with the network's parts that it has. Measured with ResNet-18;
-# docs/howto/training.md has the numbers. Smaller and larger sets keep SGD, with which they were measured.
+# docs/howto/training.md has the numbers. Smaller and larger sets keep SGD.
 FEWEST_PHOTOGRAPHS, MOST_PHOTOGRAPHS = 1_000, 30_000
 RANGER: Mapping[str, object] = {
     "optimizer": "radam",
