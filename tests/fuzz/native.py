@@ -115,10 +115,14 @@ def main(seconds: float, seed: int, cases: int = 0, folder: Path = NATIVE, corpu
         sources = sorted(map(str, folder.glob("*.c")))
         subprocess.run([compiler, *FLAGS, *SANITIZERS, *shared, *sources, "-lm", "-o", library], check=True)
         name = "libclang_rt.asan-x86_64.so" if shared else "libasan.so"
-        asan = subprocess.run(
-            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        environ = {**os.environ, _INSIDE: str(library), "LD_PRELOAD": asan, "PYTHONMALLOC": "malloc"}
+        # The C++ library, too, before any package that brings C++ code: else a sanitizer finds no exceptions to watch.
+        preloaded = [
+            subprocess.run(
+                [compiler, f"-print-file-name={each}"], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for each in (name, "libstdc++.so.6")
+        ]
+        environ = {**os.environ, _INSIDE: str(library), "LD_PRELOAD": " ".join(preloaded), "PYTHONMALLOC": "malloc"}
         environ |= {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
         words = [sys.executable, "-m", "tests.fuzz.native", str(seconds), str(seed), str(cases), str(case)]
         code = subprocess.run(words, env=environ, check=False).returncode
