@@ -175,7 +175,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for number in range(count):
             target = place / str(count) / "train" / "ab"[number % 2] / f"{number}.jpg"
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.is_symlink() or target.symlink_to(place / "one.jpg")
+            if not target.is_symlink():
+                target.symlink_to(place / "one.jpg")
         for name in "ab":
             (place / str(count) / "val" / name).mkdir(parents=True, exist_ok=True)
             shutil.copy(place / "one.jpg", place / str(count) / "val" / name)
