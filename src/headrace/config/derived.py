@@ -41,6 +41,10 @@ class Options:
         """Say whether nobody gave any of these options, and none of them was chosen."""
         return all(self.origin(name).kind == DEFAULT.kind for name in names)
 
+    def is_free(self, *names: str) -> bool:
+        """Say whether nobody but a recipe gave any of these options, and none of them was chosen."""
+        return all(self.origin(name).kind in (DEFAULT.kind, "recipe") for name in names)
+
     def set(self, name: str, given: Given) -> None:
         """Set a value that was derived."""
         self.found[name] = self.derived[name] = given
@@ -92,10 +96,6 @@ class _Facts(Options):
     def __init__(self, found: Mapping[str, Given], weights: Layer, *, detects: bool) -> None:
         super().__init__(found)
         self.weights, self.detects = weights, detects
-
-    def is_free(self, name: str) -> bool:
-        """Say whether the input of weights overrules an option's value."""
-        return self.origin(name).kind in ("default", "recipe")
 
     @property
     def named_place(self) -> str:

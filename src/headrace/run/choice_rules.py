@@ -52,6 +52,7 @@ LEAST_BATCH = 32  # of photographs, where few epochs leave few steps
 FINE_TUNING = 0.1
 
 LEAST_EPOCHS, MOST_EPOCHS = 30, 100
+MOST_EPOCHS_IN_TIME = 1000  # with a time budget; where the whole curve is passed in more, it is passed slower
 LEAST_STEPS = 600  # small datasets get more epochs, up to MOST_EPOCHS
 FEWEST_EPOCHS = 10  # from trained weights
 MOST_WARMUP = 5.0  # epochs

@@ -35,6 +35,7 @@ from headrace.plan.batch import make_batch_plan
 from headrace.run.choice_rules import (
     FEWEST_PHOTOGRAPHS,
     FINE_TUNING,
+    MOST_EPOCHS_IN_TIME,
     MOST_PHOTOGRAPHS,
     QUICK_CROPS,
     QUICK_PARTS,
@@ -67,7 +68,6 @@ RATE = ("learning_rate", "lr_schedule_params")
 WARMUP = ("warmup_epochs", "lr_warmup_params")
 OPTIMIZER = ("optimizer", "optimizer_params", "momentum")
 TRAINED_PARTS = ("layer_lr", "layer_decay", "freeze", "variable_filter")
-MOST_EPOCHS_IN_TIME = 1000  # with a time budget; where the whole curve is passed in more, it is passed slower
 BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 
@@ -241,10 +241,6 @@ class Settled(Options):
         """Whether training starts from trained weights."""
         return self["weights"] is not None or self.custom.weights is not None
 
-    def is_free(self, *names: str) -> bool:
-        """Say whether these options are those of a recipe, or open."""
-        return all(self.origin(name).kind in (DEFAULT.kind, "recipe") for name in names)
-
     @cached_property
     def learns_photographs(self) -> bool:
         """Whether a ResNet learns photographs from nothing, as many as the way for it was measured with, and nobody
@@ -258,7 +254,7 @@ class Settled(Options):
             and variant is not None
             and variant.family in OPTION_FAMILIES["downsample"]
             and not variant.is_small
-            and self.is_free(*RATE, *WARMUP, "momentum", *RANGER)
+            and self.is_free(*RATE, *WARMUP, *OPTIMIZER, *RANGER)
             and FEWEST_PHOTOGRAPHS <= self.data.num_train <= MOST_PHOTOGRAPHS
         )
 
@@ -391,7 +387,7 @@ def _batch(facts: Settled) -> int:
     if not facts["training"]:
         return BATCH_WITHOUT_TRAINING * replicas * count
     batch = choose_batch(facts.data.num_train, replicas, count)
-    if not facts.learns_photographs or facts.is_open("num_epochs") or batch % (2 * replicas * count):
+    if not facts.learns_photographs or facts.is_open("num_epochs"):
         return batch
     short = choose_short_batch(batch, facts.data.num_train, facts["num_epochs"])
     return short if short % (replicas * count) == 0 else batch
