@@ -14,7 +14,7 @@ from headrace.cli.main import main
 from headrace.core.errors import ConfigError
 from headrace.data.sets.digits import read_digits
 from headrace.model.context import Ctx
-from headrace.run.export_networks import as_function
+from headrace.run.exports.whole_network import as_function
 from headrace.run.model import Model
 from headrace.run.named_weights import load_named
 from headrace.run.read_weights import read_weights

@@ -15,11 +15,11 @@ from headrace.model.composite import Chain
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
-from headrace.run import export_formats
 from headrace.run.check_images import check_images, network_input
-from headrace.run.export_formats import export_model
-from headrace.run.export_networks import as_function
-from headrace.run.export_values import ExportOptions
+from headrace.run.exports import onnx, write
+from headrace.run.exports.values import ExportOptions
+from headrace.run.exports.whole_network import as_function
+from headrace.run.exports.write import export_model
 from headrace.run.prediction import read_image
 from headrace.weights.input_form import InputForm
 from headrace.weights.weights import Weights
@@ -136,9 +136,8 @@ def test_a_failed_check_leaves_nothing_and_the_old_file_as_it_was(model, tmp_pat
     target = tmp_path / "net.onnx"
     target.write_bytes(b"old")
     wrong = replace(model, params=model.network.init(5)[0])
-    make = export_formats.FORMATS["onnx"].make
-    broken = replace(export_formats.FORMATS["onnx"], make=lambda _, path, options: make(wrong, path, options))
-    monkeypatch.setitem(export_formats.FORMATS, "onnx", broken)
+    make = onnx.make
+    monkeypatch.setattr(onnx, "make", lambda _, path, options: make(wrong, path, options))
     with pytest.raises(CheckpointError, match="does not compute what mine does"):
         export_model(model, target, ExportOptions(format="onnx"))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("net.onnx", b"old")]
@@ -149,7 +148,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
         path.write_bytes(data[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_formats, "write_synced", full)
+    monkeypatch.setattr(write, "write_synced", full)
     with pytest.raises(CheckpointError, match="No space left"):
         export_model(model, tmp_path / "net.safetensors", ExportOptions(format="safetensors"))
     assert list(tmp_path.iterdir()) == []
@@ -158,7 +157,10 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"format": "safetensors", "with_preprocessing": True}, "holds weights alone"),
+        ({"format": "safetensors", "with_preprocessing": True}, "no meaning for --format safetensors"),
+        ({"format": "torch-names", "input": "float"}, "choose --format onnx or stablehlo"),
+        ({"format": "onnx", "names": "timm"}, "choose --format torch-names"),
+        ({"format": "onnx", "platforms": ("cpu",)}, "choose --format stablehlo"),
         ({"format": "onnx", "with_preprocessing": True, "input": "float"}, "Leave one of them out"),
         ({"format": "onnx", "dtype": "int8"}, "no type 'int8'"),
     ],

@@ -9,8 +9,8 @@ from headrace.model.composite import Chain, Residual
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
-from headrace.run.export_formats import export_model
-from headrace.run.export_values import ExportOptions
+from headrace.run.exports.values import ExportOptions
+from headrace.run.exports.write import export_model
 from headrace.run.model import Model
 from headrace.run.read_weights import read_weights
 

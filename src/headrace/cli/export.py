@@ -8,12 +8,13 @@ from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import local_path
 from headrace.core.units import format_bytes
+from headrace.rows.exports import DTYPES, EXPORTS, PLATFORMS, TORCH_NAMES, format_of, taken_by
 
 DESCRIPTION = (
-    "Write a run's best weights, or those of a name, for other programs: safetensors (Headrace's names), torch-names "
-    "(those of torchvision, timm or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the "
-    "whole network, with normalisation and softmax; --with-preprocessing adds resize and crop). The file is compared "
-    "with the network on images before it is kept; a JSON file beside it describes the input and names the classes."
+    "Write a run's best weights, or those of a name, for other programs. The file is compared with the network on "
+    "images before it is kept; a JSON file beside it describes the input and names the classes. Formats: "
+    + "; ".join(f"{row.name}: {row.says}" for row in EXPORTS.values()).replace("`", "")
+    + "."
 )
 
 
@@ -25,8 +26,8 @@ def main(argv: list[str]) -> int:
     if args.format is None and args.out is None:
         raise ConfigError("Neither --format nor --out is given.", remedy="Give --format onnx or --out model.onnx.")
     from headrace.engine.devices import start_devices
-    from headrace.run.export_formats import export_model, format_of
-    from headrace.run.export_values import ExportOptions
+    from headrace.run.exports.values import ExportOptions
+    from headrace.run.exports.write import export_model
     from headrace.run.read_weights import find_weights
 
     name, which = model_and_weights(args.path, args.weights, args.use)
@@ -50,29 +51,29 @@ def main(argv: list[str]) -> int:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    formats = ("safetensors", "torch-names", "onnx", "stablehlo")
     add_path_argument(parser)
-    parser.add_argument("--format", choices=formats, help="what is written [as --out ends: .onnx, .pth ...]")
+    parser.add_argument("--format", choices=tuple(EXPORTS), help="what is written [as --out ends: .onnx, .pth ...]")
     parser.add_argument("-o", "--out", type=local_path, metavar="FILE", help="file or directory [the run's directory]")
     add_model_arguments(parser)
     parser.add_argument(
         "--names",
-        choices=("torchvision", "timm", "common", "common-fc", "efficientnet_pytorch"),
+        choices=TORCH_NAMES,
         default="",
-        help="whose names torch-names uses [those of the model's dialect, or the first that fit]",
+        help=f"whose names {taken_by('names')} uses [those of the model's dialect, or the first that fit]",
     )
     parser.add_argument(
         "--input",
         choices=("uint8", "float"),
         default="uint8",
-        help="input of onnx and stablehlo: pixels, or numbers that have been normalised [uint8]",
+        help=f"input of {taken_by('input')}: pixels, or numbers that have been normalised [uint8]",
     )
     parser.add_argument(
         "--with-preprocessing",
         action="store_true",
-        help="onnx and stablehlo take uint8 pixels of images of any size, and resize and crop them as validation does",
+        help=f"{taken_by('with_preprocessing')}: take uint8 pixels of images of any size, and resize and crop them as "
+        "validation does",
     )
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="type of weights [float32]")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of weights [float32]")
     parser.add_argument(
         "--check-images",
         nargs="+",
@@ -81,5 +82,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="image files or folders to check the export on [the run's validation images, else generated ones]",
     )
     parser.add_argument(
-        "--platforms", default="cpu,cuda,tpu", metavar="LIST", help="platforms of stablehlo [cpu,cuda,tpu]"
+        "--platforms",
+        default=",".join(PLATFORMS),
+        metavar="LIST",
+        help=f"platforms of {taken_by('platforms')} [{','.join(PLATFORMS)}]",
     )

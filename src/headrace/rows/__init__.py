@@ -1,4 +1,4 @@
-"""Tables of what there is, a row each: optimizers and curves. A row carries every fact that the rest asks for.
+"""Tables of what there is, a row each. A row carries every fact that the rest asks for.
 
 Rows are read before JAX is imported (options, help and completion show them): what computes imports it when called.
 """

@@ -45,13 +45,14 @@ from headrace.model.network import Network
 from headrace.model.zoo import build_network
 from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
+from headrace.rows.exports import find_export, format_of
 from headrace.run.callbacks import Callback, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Metrics
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
 from headrace.run.directory import checkpoints_of, from_saved, saved_form
-from headrace.run.export_formats import export_model, format_of
-from headrace.run.export_values import ExportOptions
+from headrace.run.exports.values import ExportOptions
+from headrace.run.exports.write import export_model
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.given_data import (
@@ -527,8 +528,13 @@ class Model:
         if not current_group().is_first:
             return path
         start_devices(self.config.run.platform, 1)
-        given = "float" if self._spec.image_dtype == "float32" else "uint8"
-        options = ExportOptions(format=kind, input=given, dtype=dtype, with_preprocessing=with_preprocessing)
+        is_float = self._spec.image_dtype == "float32" and "input" in find_export(kind).takes
+        options = ExportOptions(
+            format=kind,
+            input="float" if is_float else "uint8",
+            dtype=dtype,
+            with_preprocessing=with_preprocessing,
+        )
         return export_model(chosen, path, options).path
 
     @classmethod

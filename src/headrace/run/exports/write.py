@@ -1,27 +1,27 @@
 """Write a trained network in a format for elsewhere, and check the file before it gets its name."""
 
+import importlib
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
 from headrace.core.errors import CheckpointError, ConfigError, did_you_mean
 from headrace.core.files import sync_directory, write_synced
+from headrace.rows.exports import DTYPES, EXPORTS, Export, find_export
 from headrace.run.check_images import check_images
-from headrace.run.export_networks import onnx_difference, onnx_file, stablehlo_difference, stablehlo_file
-from headrace.run.export_values import DTYPES, Exported, ExportOptions, Format
-from headrace.run.export_weights import safetensors_file, torch_names_file, weights_difference
+from headrace.run.exports.values import Exported, ExportOptions
 from headrace.weights.weights import Weights
 
 
 def export_model(weights: Weights, out: Path | None, options: ExportOptions) -> Exported:
     """Write the network in a format; `out` defaults to a file in the directory of the run, named after the network."""
-    if options.format not in FORMATS:
-        raise ConfigError(f"There is no format {options.format!r}.", remedy=did_you_mean(options.format, FORMATS))
-    form = FORMATS[options.format]
-    _refuse(weights, options, form)
-    path = out or _default_directory(weights) / f"{weights.network.name}{form.suffix}"
+    row = find_export(options.format)
+    _refuse(weights, options, row)
+    form = importlib.import_module(row.module)
+    path = out or _default_directory(weights)
     if path.is_dir():
-        path = path / f"{weights.network.name}{form.suffix}"
+        path = path / f"{weights.network.name}{row.suffixes[0]}"
     if not path.parent.is_dir():
         raise ConfigError(f"There is no directory {path.parent}.", remedy="Make it, or choose another --out.")
     images = check_images(weights, options.check_images)
@@ -50,19 +50,23 @@ def export_model(weights: Weights, out: Path | None, options: ExportOptions) -> 
     return Exported(path=path, description=description, remark="\n".join(filter(None, (made.remark, result))))
 
 
-def _refuse(weights: Weights, options: ExportOptions, form: Format) -> None:
+def _refuse(weights: Weights, options: ExportOptions, row: Export) -> None:
     """Refuse options that the format or the network cannot follow."""
     if options.dtype not in DTYPES:
         raise ConfigError(f"There is no type {options.dtype!r}.", remedy=did_you_mean(options.dtype, DTYPES))
+    for option in fields(options):
+        fitting = [each.name for each in EXPORTS.values() if option.name in each.takes]
+        given = getattr(options, option.name) != option.default
+        if given and fitting and row.name not in fitting:
+            raise ConfigError(
+                f"--{option.name.replace('_', '-')} has no meaning for --format {row.name}.",
+                rule=f"It writes {row.says}.",
+                remedy=f"Leave it out, or choose --format {' or '.join(fitting)}.",
+            )
+    row.refuse_missing()
     if not options.with_preprocessing:
         return
     height, width, _ = weights.network.input_hwc
-    if not form.network:
-        raise ConfigError(
-            f"--with-preprocessing has no meaning for --format {options.format}.",
-            rule="It holds weights alone.",
-            remedy="Choose --format onnx or stablehlo.",
-        )
     if not options.as_pixels:
         raise ConfigError(
             "--with-preprocessing takes pixels, --input float numbers that have been normalised.",
@@ -76,26 +80,6 @@ def _refuse(weights: Weights, options: ExportOptions, form: Format) -> None:
         )
 
 
-def format_of(path: Path) -> str:
-    """Return the format that a file's suffix stands for."""
-    suffixes = {form.suffix: name for name, form in FORMATS.items()} | dict.fromkeys((".pth", ".pt"), "torch-names")
-    if path.suffix not in suffixes:
-        raise ConfigError(
-            f"The format of {path.name} is not known.",
-            rule=f"It follows from the suffix ({', '.join(suffixes)}), or is given: {', '.join(FORMATS)}.",
-            remedy="Give the format: --format onnx, in Python format='onnx'.",
-        )
-    return suffixes[path.suffix]
-
-
 def _default_directory(weights: Weights) -> Path:
     run = weights.path.parent.parent if weights.path else Path()
     return run if (run / "config.json").is_file() else Path()
-
-
-FORMATS: dict[str, Format] = {
-    "safetensors": Format(suffix=".safetensors", network=False, make=safetensors_file, check=weights_difference),
-    "torch-names": Format(suffix=".torch.safetensors", network=False, make=torch_names_file, check=weights_difference),
-    "onnx": Format(suffix=".onnx", network=True, make=onnx_file, check=onnx_difference),
-    "stablehlo": Format(suffix=".stablehlo", network=True, make=stablehlo_file, check=stablehlo_difference),
-}

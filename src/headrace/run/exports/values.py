@@ -1,16 +1,11 @@
-"""What an export is asked for, and what a format is and makes."""
+"""What an export is asked for, and what it makes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.data.augmentation.crop_resize import CentreView
-from headrace.run.check_images import CheckImages
-from headrace.weights.weights import Weights
+from headrace.rows.exports import PLATFORMS
 
-PLATFORMS = ("cpu", "cuda", "tpu")
-DTYPES = ("float32", "float16")
 # Of the largest logit. float16 has 11 bits; a resized pixel may differ by a level from the one that validation makes.
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2}
 RESIZED_TOLERANCE = 1e-2
@@ -50,27 +45,3 @@ class Made:
     data: bytes
     more: dict[str, Any]
     remark: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """A format: the suffix of its files, whether it holds a network, and how it is made and checked."""
-
-    suffix: str
-    network: bool
-    make: Callable[[Weights, Path, ExportOptions], Made]
-    # (file, model, options, images) -> (largest difference of logits, by what it was checked)
-    check: Callable[[Path, Weights, ExportOptions, CheckImages], tuple[float, str]]
-
-
-def centre_view_of(weights: Weights, options: ExportOptions) -> CentreView | None:
-    """Return the view that is part of the exported network, None where it takes images of its own size."""
-    if not options.with_preprocessing:
-        return None
-    form = weights.form
-    return CentreView(
-        size=form.image_hwc[0],
-        shorter_side=form.resized_side,
-        antialias=form.antialias,
-        bicubic=form.interpolation == "bicubic",
-    )
