@@ -9,7 +9,7 @@ import pytest
 from headrace.config.networks import find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
-from headrace.model.composite import Residual
+from headrace.model.composite import Concat, Residual
 from headrace.model.context import Ctx
 from headrace.model.gates import DropPath
 from headrace.model.network import weights_like
@@ -302,3 +302,28 @@ def test_stochastic_depth_grows_from_the_first_unit_to_the_last() -> None:
     assert len(survivals("resnet50", block_survival_prob=0.95)) == 15
     assert survivals("resnet18", block_survival_prob=0.3)[-1] == 0.3
     assert survivals("cifar_resnet8") == []
+
+
+def _beside(layer: Any, hwc: tuple[int, ...]) -> int:
+    """Return the FLOPs of all but the largest of the branches of a layer: what another device could compute."""
+    if isinstance(layer, Residual):
+        return min(layer.body.cost(hwc).flops, layer.shortcut.cost(hwc).flops) + _beside(layer.body, hwc)
+    if isinstance(layer, Concat):
+        flops = [each.cost(hwc).flops for _, each in layer.layers]
+        return sum(flops) - max(flops)
+    total = 0
+    for _, each in getattr(layer, "layers", ()):
+        total += _beside(each, hwc)
+        hwc = each.shape(hwc)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "share"),
+    [("resnet50", 224, 0.088), ("cifar_resnet11", 32, 0.254), ("squeezenet", 224, 0.060), ("vgg16_bn", 224, 0.0)],
+)
+def test_the_share_of_a_network_that_is_computed_beside_the_rest(name: str, side: int, share: float):
+    """docs/documents/002.md says why a run has no option for concurrent stages: these are the shares it quotes."""
+    made = network(name, num_classes=1000, image=(side, side, 3))
+    beside = sum(_beside(block, hwc) for (_, block), hwc in zip(made.blocks, made.shapes(), strict=False))
+    assert beside / sum(cost.flops for cost in made.costs().values()) == pytest.approx(share, abs=6e-4)

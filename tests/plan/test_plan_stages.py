@@ -64,6 +64,21 @@ def test_filters_say_where_a_cut_may_be():
     )
 
 
+def test_a_cut_that_was_searched_for_comes_with_its_names_and_all_that_are_possible():
+    """Each listed name is accepted, and no other block is missing."""
+    rest = {name: value for name, value in RUN.items() if name != "pipeline_splits"}
+    plan = plan_of(**rest, num_pipeline_stages=3)
+    text = str(plan)
+    assert f"this cut by name: --pipeline-splits {' '.join(pipeline_of(plan).splits)}\n" in text
+    listed = text.split("possible splits: ")[1].split("\ndevices of a replica")[0].replace(",", " ").split()
+    for name in listed:
+        assert pipeline_of(plan_of(**rest, pipeline_splits=[name])).splits == (name,)
+    config = config_from(rest)
+    info = describe_dataset(config.data)
+    assert listed == list(build_network(config.model, info.num_classes, info.image_hwc).block_names[1:])
+    assert "possible splits" not in str(plan_of(**RUN))
+
+
 def test_names_numbers_and_stages_give_a_cut():
     assert pipeline_of(plan_of(**RUN)).splits == tuple(SPLITS)
     rest = {name: value for name, value in RUN.items() if name != "pipeline_splits"}

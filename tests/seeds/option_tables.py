@@ -94,7 +94,7 @@ def example_of(document: str, name: str) -> Example:
         option=ours,
         typed=f"--{name} {value}".strip(),
         needs=needs,
-        test=f"tests/{row['test']}",
+        test=f"tests/{row.get(f'test_{document}', row['test'])}",
         partly=row.get("partly", ""),
     )
 

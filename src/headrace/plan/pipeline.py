@@ -84,6 +84,7 @@ class PipelinePlan:
     table: Table
     recomputation: bool = False
     advice: tuple[str, ...] = ()
+    is_cut_named: bool = True  # by --pipeline-splits; else the cut was searched for
 
     @property
     def num_stages(self) -> int:
@@ -98,6 +99,11 @@ class PipelinePlan:
     def splits(self) -> tuple[str, ...]:
         """The names that give this cut: the first blocks of all stages but stage 0."""
         return tuple(stage.block_names[0] for stage in self.stages[1:])
+
+    @property
+    def possible_splits(self) -> tuple[str, ...]:
+        """The names of all blocks at which a stage may start."""
+        return tuple(name for stage in self.stages for name in stage.block_names)[1:]
 
     @property
     def bubble(self) -> float:
@@ -188,6 +194,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
         table=table,
         recomputation=options.recomputation,
         advice=tuple(sentence for sentence in sentences if sentence),
+        is_cut_named=named is not None,
     )
 
 

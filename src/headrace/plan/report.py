@@ -24,6 +24,7 @@ def format_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPla
     stages = [
         "stages (FLOP per image, forward; kept and sent on: bytes of one micro batch)",
         format_table(STAGE_HEAD, _stage_rows(pipeline), left=(1,)),
+        *_splits(pipeline),
     ]
     if one_program:
         return "\n".join(stages)
@@ -36,6 +37,14 @@ def format_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPla
             textwrap.indent(draw_timeline(pipeline.table), "  "),
         ]
     )
+
+
+def _splits(pipeline: PipelinePlan) -> list[str]:
+    """Return what to type for this cut and the blocks at which others are possible, where the cut was searched for."""
+    if pipeline.is_cut_named or pipeline.num_stages == 1:
+        return []
+    possible = textwrap.wrap(f"possible splits: {', '.join(pipeline.possible_splits)}", 118, subsequent_indent="  ")
+    return [f"  this cut by name: --pipeline-splits {' '.join(pipeline.splits)}", *(f"  {line}" for line in possible)]
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
