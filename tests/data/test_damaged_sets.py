@@ -12,9 +12,9 @@ import pytest
 from headrace.core.errors import DataError
 from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.sets.bad_samples import BadSamples
+from headrace.data.sets.formats.tar import plain_content, tar_index
 from headrace.data.sets.indexed_samples import StoredSamples
 from headrace.data.sets.samples import Samples
-from headrace.data.sets.tar_shards import plain_content, tar_index
 from headrace.data.sets.tf_example import write_example
 from headrace.data.sets.tfrecord_file import write_records
 from headrace.data.sets.tfrecords import IMAGENET, index_of, samples_of

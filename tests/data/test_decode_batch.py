@@ -14,7 +14,7 @@ from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop
 from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.decoding.jpeg import jpeg_decoder
 from headrace.data.sets.bad_samples import BadSamples
-from headrace.data.sets.folder import read_folders
+from headrace.data.sets.formats.folder import read_folders
 from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.pack import open_pack, write_pack
 from headrace.data.sets.samples import Samples

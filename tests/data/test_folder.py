@@ -11,7 +11,7 @@ from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets import duplicates
-from headrace.data.sets.folder import list_classes, read_folders
+from headrace.data.sets.formats.folder import list_classes, read_folders
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import format_report, verify
 

@@ -16,9 +16,9 @@ import headrace
 from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
-from headrace.data.sets import parquet_set
+from headrace.data.sets.formats import parquet
+from headrace.data.sets.formats.npz import read_npz_set
 from headrace.data.sets.image_sets import detect
-from headrace.data.sets.npz_set import read_npz_set
 from headrace.data.verify import verify
 
 from .image_files import encode, smooth, write_classes
@@ -280,8 +280,8 @@ def test_a_row_is_named_by_its_place_in_its_own_file(monkeypatch: pytest.MonkeyP
         groups = [SimpleNamespace(num_rows=rows) for rows in sizes[file.name]]
         return SimpleNamespace(metadata=SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__))
 
-    monkeypatch.setattr(parquet_set, "_pyarrow", lambda file: SimpleNamespace(ParquetFile=opened_file))
-    table = parquet_set._Table([Path(name) for name in sizes], "image", keep=True)
+    monkeypatch.setattr(parquet, "_pyarrow", lambda file: SimpleNamespace(ParquetFile=opened_file))
+    table = parquet._Table([Path(name) for name in sizes], "image", keep=True)
     assert [table.name(row) for row in (0, 5, 6, 9, 13)] == [
         *("a.parquet, row 0", "a.parquet, row 5"),
         *("b.parquet, row 0", "b.parquet, row 3", "b.parquet, row 7"),

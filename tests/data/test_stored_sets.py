@@ -22,9 +22,9 @@ from headrace.config.load import config_from
 from headrace.core.errors import DataError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, read_header
+from headrace.data.sets.formats.tar import fits, tar_index, tar_shards
 from headrace.data.sets.image_sets import detect
 from headrace.data.sets.pack import open_pack, repack
-from headrace.data.sets.tar_shards import has_tar_shards, tar_index, tar_shards
 from headrace.data.sets.tf_example import write_example
 from headrace.data.sets.tfrecord_file import write_records
 
@@ -215,7 +215,7 @@ def test_compressed_shards_are_unpacked_once(tars: Path, ending: str, capsys: py
         file.unlink()
     assert detect(str(tars)) == "tar"
     (tars / "cat").mkdir()
-    assert not has_tar_shards(tars), "an archive beside the folders that came in it"
+    assert not fits(tars), "an archive beside the folders that came in it"
     (tars / "cat").rmdir()
     for said in (True, False):
         packed = open_dataset(data, 0)

@@ -18,7 +18,7 @@ from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
 from headrace.data.sets.crc32c import crc32c_numpy, masked_crc32c
-from headrace.data.sets.folder import read_folders
+from headrace.data.sets.formats.folder import read_folders
 from headrace.data.sets.tf_example import BadMessage, Floats, read_example, write_example
 from headrace.data.sets.tfrecord_file import walk_records, write_records
 from headrace.data.sets.tfrecords import IMAGENET, SHARD, TFDS_SHARD, index_of, samples_of, shards

@@ -29,14 +29,14 @@ from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.sets.build_tfrecords import read_boxes, read_metadata
 from headrace.data.sets.catalog import CIFAR100, MNIST
 from headrace.data.sets.cifar import read_batch_pickle, read_binary, read_class_names
-from headrace.data.sets.csv_set import read_csv_set
-from headrace.data.sets.folder import read_folders
+from headrace.data.sets.formats.csv import read_csv_set
+from headrace.data.sets.formats.folder import read_folders
+from headrace.data.sets.formats.npz import read_npz_set
+from headrace.data.sets.formats.tar import _make_index
 from headrace.data.sets.idx_files import read_pair
 from headrace.data.sets.indexed_samples import check_rows, read_names, read_npz
-from headrace.data.sets.npz_set import read_npz_set
 from headrace.data.sets.pack import open_pack, write_pack
 from headrace.data.sets.table_set import TableSet
-from headrace.data.sets.tar_shards import _make_index
 from headrace.data.sets.tf_example import Floats, write_example
 from headrace.data.sets.tfrecord_file import write_records
 from headrace.data.sets.tfrecords import IMAGENET, samples_of, tfds_schema

@@ -19,12 +19,12 @@ from headrace.core.json_text import parse_json
 from headrace.data.sets.build_tfrecords import read_boxes, read_metadata
 from headrace.data.sets.catalog import CIFAR100
 from headrace.data.sets.cifar import read_binary
-from headrace.data.sets.csv_set import read_csv_set
+from headrace.data.sets.formats.csv import read_csv_set
+from headrace.data.sets.formats.npz import read_npz_set
+from headrace.data.sets.formats.parquet import read_parquet_set
+from headrace.data.sets.formats.tar import _make_index
 from headrace.data.sets.indexed_samples import read_names
-from headrace.data.sets.npz_set import read_npz_set
 from headrace.data.sets.pack import open_pack, write_pack
-from headrace.data.sets.parquet_set import read_parquet_set
-from headrace.data.sets.tar_shards import _make_index
 from headrace.data.sets.tf_example import Floats, write_example
 from headrace.data.sets.tfrecord_file import write_records
 from headrace.data.sets.tfrecords import IMAGENET, tfds_schema
@@ -122,7 +122,7 @@ def test_a_compressed_npz_is_bounded_by_the_machine(tmp_path: Path, monkeypatch:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, images=np.zeros((100, 64, 64, 3), np.uint8), labels=np.zeros(100, np.int64))
     real = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 400}
-    monkeypatch.setattr("headrace.data.sets.npz_set.os.sysconf", real.__getitem__)
+    monkeypatch.setattr("headrace.data.sets.formats.npz.os.sysconf", real.__getitem__)
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="half of what this machine has"):

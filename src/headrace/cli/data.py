@@ -133,7 +133,7 @@ def _build(argv: list[str]) -> int:
     resolved, args = parse(argv, "headrace data build", extra)
     from headrace.data.feeding.block_reader import num_threads_of
     from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
-    from headrace.data.sets.folder import read_folders
+    from headrace.data.sets.formats.folder import read_folders
 
     data = resolved.config.data
     for name in (args.metadata, args.boxes):

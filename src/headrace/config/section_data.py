@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
 from headrace.core.local_path import scheme_of
+from headrace.rows.formats import FORMATS
 from headrace.rows.values import (
     BYTES,
     FLOATS,
@@ -18,8 +19,7 @@ from headrace.rows.values import (
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
 FOLDER_SETS = ("imagenette", "imagenette160")  # published as class folders
-_STORED_IMAGES = ("tfrecord", "tfds", "tar", "packed", "csv", "npz", "parquet")
-IMAGE_DATASETS = ("auto", "folder", "imagenet", *FOLDER_SETS, *_STORED_IMAGES)
+IMAGE_DATASETS = ("auto", "imagenet", *FOLDER_SETS, *FORMATS)
 # Height and width of the images of datasets that have one shape.
 IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
 GREY_DATASETS = ("digits", "mnist", "fashion_mnist")

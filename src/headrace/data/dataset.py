@@ -19,17 +19,9 @@ from headrace.data.sets.digits import read_digits
 from headrace.data.sets.duplicates import quick_duplicates
 from headrace.data.sets.file_problem import Part, raise_problems
 from headrace.data.sets.get import PUBLISHED, datasets_directory, get_set
-from headrace.data.sets.image_sets import (
-    ImageSet,
-    crop_rule,
-    detect,
-    image_size_of,
-    imagenet_is_there,
-    open_image_set,
-    sent_size,
-    sources_of,
-    working_size,
-)
+from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.image_sets import detect, imagenet_is_there, open_image_set
+from headrace.data.sets.image_views import crop_rule, image_size_of, sent_size, sources_of, working_size
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_folder, locate_set, read_split
 from headrace.data.sets.source import Source, memory_source
 from headrace.data.sets.synthetic import Synthetic, distinct_images, generated_source, synthetic_source

@@ -14,7 +14,8 @@ from headrace.core.rng import bits, name_id
 from headrace.data.dataset import resolved_set
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.feeding.block_reader import num_threads_of
-from headrace.data.sets.image_sets import ImageSet, open_image_set
+from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.samples import Samples
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from headrace.config.translations import translation
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_duration
 from headrace.data.dataset import DataInfo, describe_dataset
-from headrace.data.sets.image_sets import crop_rule
+from headrace.data.sets.image_views import crop_rule
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group, devices_of_this_process, is_watched

@@ -18,9 +18,10 @@ from headrace.data.decoding.image_source import decoded_source
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.catalog import numbered_classes
-from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
+from headrace.data.sets.formats.folder import TRAIN_NAMES, list_classes, split_folder
 from headrace.data.sets.held_out import hold_out, never_validated
-from headrace.data.sets.image_sets import ImageSet, evaluation_view
+from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.image_views import evaluation_view
 from headrace.data.sets.objects import Labelled, PictureSamples, array_of, images_alone, is_picture, labelled, splits_of
 from headrace.data.sets.samples import FileSamples, Samples
 from headrace.data.sets.source import Source, memory_source

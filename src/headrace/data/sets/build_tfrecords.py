@@ -15,7 +15,7 @@ import numpy as np
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.rng import bits, name_id
 from headrace.data.decoding.image import BadImage, decode, encode_jpeg, read_header
-from headrace.data.sets.folder import ClassFolders
+from headrace.data.sets.formats.folder import ClassFolders
 from headrace.data.sets.indexed_samples import read_names
 from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.tf_example import Floats, Values, write_example

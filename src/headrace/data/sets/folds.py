@@ -12,8 +12,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.core.rng import bits, name_id
 from headrace.data.dataset import resolved_set
-from headrace.data.sets.csv_set import columns_of, read_csv_set
-from headrace.data.sets.folder import ClassFolders, read_folders
+from headrace.data.sets.formats.csv import columns_of, read_csv_set
+from headrace.data.sets.formats.folder import ClassFolders, read_folders
 from headrace.data.sets.held_out import HELD_OUT
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from PIL import Image
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.units import format_bytes
 from headrace.data.decoding.image import BadImage, pillow_pixels, turn
-from headrace.data.sets.csv_set import LABEL_NAMES, PATH_NAMES, SPLIT_NAMES, SPLITS
+from headrace.data.sets.formats.csv import LABEL_NAMES, PATH_NAMES, SPLIT_NAMES, SPLITS
 from headrace.data.sets.samples import Content, read_all
 
 IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "webp", "pixel_values")

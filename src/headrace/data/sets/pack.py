@@ -48,13 +48,6 @@ class Pack:
         return f"packed at a shorter side of {self.shorter_side}, quality {self.quality}"
 
 
-def is_pack(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 def open_pack(path: Path) -> Pack:
     """Open a packed file; one that is cut short or damaged is a DataError."""
     try:

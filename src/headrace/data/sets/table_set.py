@@ -7,8 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
+from headrace.config.schema import Data
 from headrace.core.errors import DataError
 from headrace.data.sets.catalog import numbered_classes
+from headrace.data.sets.class_check import check_classes
+from headrace.data.sets.held_out import hold_out
+from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.samples import Samples
 
 
@@ -38,3 +42,28 @@ def names_of_classes(path: Path, names: tuple[str, ...], labels: Sequence[np.nda
         raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
     # A file with one class still trains a classifier of two, so that a loss exists.
     return names or numbered_classes(max(count, 2))
+
+
+def set_of_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
+    """Return the set of a table; without validation rows, hold out a fraction of each class by number."""
+    train, validation, split_by, remarks = table.train, table.validation, "its two parts", ()
+    parts = [part.labels for part in (train, validation) if part is not None]
+    doubts = check_classes(str(path), table.class_names, np.concatenate(parts))
+    if validation is None:
+        rows = tuple(map(str, range(len(train))))
+        held_out = hold_out(rows, train.labels, data.validation_split, table.class_names, str(path), table.add)
+        train, validation = train.take(np.flatnonzero(~held_out.mask)), train.take(np.flatnonzero(held_out.mask))
+        split_by, remarks = held_out.text, held_out.remarks
+    slow = (
+        f"The images do not fit --dataset-host-budget {data.dataset_host_budget}: a whole group of rows is decoded for "
+        "each image. `headrace data pack` makes a file that is read faster."
+    )
+    return ImageSet(
+        kind=kind,
+        place=str(path),
+        class_names=table.class_names,
+        train=train,
+        validation=validation,
+        split_by=split_by,
+        remarks=(*doubts, *remarks, *((slow,) if table.slow else ())),
+    )

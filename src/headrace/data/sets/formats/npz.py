@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.config.schema import Data
 from headrace.core.errors import DataError
 from headrace.core.files import entries_of
 from headrace.core.json_text import MAX_BYTES
 from headrace.core.units import format_bytes
 from headrace.data.sets.class_check import NO_REGRESSION
+from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.npz_file import StoredArray, stored_array
 from headrace.data.sets.samples import Content
-from headrace.data.sets.table_set import TableSet, names_of_classes
+from headrace.data.sets.table_set import TableSet, names_of_classes, set_of_table
 
 _TRAIN_KEYS = (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels"), ("x", "y"))
 _VALIDATION_KEYS = (
@@ -54,7 +56,7 @@ class PixelSamples:
         return PixelSamples(self._name, self._images, self._all_labels, self._numbers[chosen])
 
 
-def is_npz(path: Path) -> bool:
+def fits(path: Path) -> bool:
     """Say whether a path is a file of NumPy arrays."""
     return path.suffix == ".npz" and path.is_file()
 
@@ -163,3 +165,8 @@ def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) ->
     if labels.min() < 0 or labels.max() >= 10**6:
         raise _other_labels(path, keys[1], f"{labels.dtype} from {labels.min()} to {labels.max()}", len(images))
     return images if images.ndim == 4 else images[..., None], labels.astype(np.int32)
+
+
+def open_set(path: Path, data: Data) -> ImageSet:
+    """Read the arrays of both splits."""
+    return set_of_table("npz", path, data, read_npz_set(path))

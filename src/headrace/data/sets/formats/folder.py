@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.config.schema import Data
 from headrace.core.errors import DataError
 from headrace.core.files import is_directory
 from headrace.core.units import format_list
@@ -20,6 +21,7 @@ from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_ext
 from headrace.data.sets.class_check import check_classes
 from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.held_out import hold_out, never_validated
+from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.samples import FileSamples
 
 TRAIN_NAMES = ("train", "training")
@@ -54,13 +56,25 @@ class ClassFolders:
     skipped: tuple[Skipped, ...] = ()
     remarks: tuple[str, ...] = ()  # on the classes and the split
 
+    def image_set(self, kind: str, path: Path) -> ImageSet:
+        """Return them as a set of images."""
+        return ImageSet(
+            kind=kind,
+            place=str(path),
+            class_names=self.class_names,
+            train=self.train,
+            validation=self.validation,
+            split_by=self.split_by,
+            remarks=(*map(str, self.skipped), *self.remarks),
+        )
+
 
 def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
     """Return the folder of one split, found by the usual names."""
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def has_class_folders(root: Path) -> bool:
+def fits(root: Path) -> bool:
     """Say whether a folder, or its training folder, has folders with images in them."""
     top = split_folder(root, TRAIN_NAMES) or split_folder(root, VALIDATION_NAMES) or root
     try:
@@ -78,7 +92,7 @@ def refuse_loose_images(root: Path) -> None:
     if not (loose := _num_loose(folder)):
         return
     above = folder.parent if folder.name else Path("..")
-    is_class = has_class_folders(above) and not split_folder(above, TRAIN_NAMES)
+    is_class = fits(above) and not split_folder(above, TRAIN_NAMES)
     problem = f"{root} is one file." if root.is_file() else f"{root} has no class folders: {loose:,} images are in it."
     raise DataError(
         problem,
@@ -350,3 +364,9 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
 def _is_text(name: str) -> bool:
     """Say whether a name is Unicode: Python stands in for other bytes with halves of surrogate pairs."""
     return name.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in name)
+
+
+def open_set(path: Path, data: Data) -> ImageSet:
+    """List the images of both splits."""
+    elsewhere = Path(data.validation_path).expanduser() if data.validation_path else None
+    return read_folders(path, data.validation_split, elsewhere, data.label_pattern).image_set("folder", path)

@@ -5,12 +5,15 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.config.schema import Data
 from headrace.core.errors import DataError
 from headrace.core.json_text import parse_json
 from headrace.data.decoding.image import EXTENSIONS
 from headrace.data.sets.catalog import numbered_classes
-from headrace.data.sets.indexed_samples import Index, indexed, make_index, read_names
+from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index, read_names
 from headrace.data.sets.samples import Content
+from headrace.data.sets.shard_set import ShardReader, set_of_shards
 from headrace.data.sets.unpacked import COMPRESSED, unpacked
 
 _VALIDATION = ("val", "test")
@@ -26,7 +29,7 @@ def plain_content(data: bytes, sample: int) -> Content:
     return Content(data)
 
 
-def has_tar_shards(path: Path) -> bool:
+def fits(path: Path) -> bool:
     """Say whether a folder has tar files; compressed ones beside folders are what these came in."""
     if not path.is_dir():
         return False
@@ -127,3 +130,14 @@ def _label(path: Path, name: str, data: bytes) -> int:
     if not 0 <= label < 1_000_000:
         raise DataError(f"{path}: the label in {name} is {label}, out of range.", rule="Labels start from 0.")
     return label
+
+
+def open_set(path: Path, data: Data) -> ImageSet:
+    """List the samples of both splits."""
+    train, validation = tar_shards(path)
+    reader = ShardReader(
+        kind="tar",
+        index=lambda files: tar_index(files, path),
+        samples=lambda files, part: StoredSamples(files, part, plain_content),
+    )
+    return set_of_shards(path, data, reader, train, validation)

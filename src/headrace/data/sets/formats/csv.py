@@ -17,8 +17,9 @@ from headrace.config.schema import Data
 from headrace.core.errors import DataError, did_you_mean
 from headrace.data.sets.class_check import NO_REGRESSION, check_classes, first_fraction
 from headrace.data.sets.file_problem import Skipped
-from headrace.data.sets.folder import ClassFolders
+from headrace.data.sets.formats.folder import ClassFolders
 from headrace.data.sets.held_out import hold_out, never_validated
+from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.samples import FileSamples
 
 PATH_NAMES = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_id")
@@ -232,3 +233,12 @@ def _class_names(labels: Sequence[str]) -> tuple[str, ...]:
     if all(name.isascii() and name.lstrip("-").isdigit() and len(name) < 20 for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
+
+
+def open_set(path: Path, data: Data) -> ImageSet:
+    """List the images of the file that --labels names."""
+    if data.labels is None:
+        raise DataError("The dataset is csv, but no CSV file is given.", remedy="Give it with --labels FILE.")
+    file = Path(data.labels).expanduser()
+    listed = read_csv_set(file, data.dataset_path, data.validation_split, columns_of(data))
+    return listed.image_set("csv", file)

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from headrace.config.schema import Data
 from headrace.core.errors import DataError
 from headrace.core.json_text import parse_json
-from headrace.core.units import format_bytes, format_list
+from headrace.core.units import format_bytes, format_list, parse_bytes
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.class_check import NO_REGRESSION
+from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.samples import Content
-from headrace.data.sets.table_set import TableSet, names_of_classes
+from headrace.data.sets.table_set import TableSet, names_of_classes, set_of_table
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 _OTHER_NAMES = ("class", "category", "target")
@@ -217,3 +219,13 @@ def _pyarrow(file: Path) -> Any:
             f"{file} is a parquet file, and pyarrow is not installed.", remedy="pip install 'headrace[parquet]'"
         ) from None
     return pyarrow.parquet
+
+
+def fits(path: Path) -> bool:
+    """Say whether a path is such a table, or a folder with some."""
+    return bool(parquet_files(path))
+
+
+def open_set(path: Path, data: Data) -> ImageSet:
+    """List the rows of both splits."""
+    return set_of_table("parquet", path, data, read_parquet_set(path, parse_bytes(data.dataset_host_budget)))

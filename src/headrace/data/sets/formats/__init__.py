@@ -1,0 +1,1 @@
+"""The formats of image sets: a file for each row of `rows/formats.py`."""
