@@ -79,7 +79,7 @@ def test_train_then_validate(place: Path) -> None:
     accuracy = {weights or "raw": share for weights, share in shown}
     assert set(accuracy) == {"raw", "ema"}
     table = dict(re.findall(r"^(\w+) +(.*)$", done.stdout.partition("\n\n")[2], re.M))
-    assert list(table) == ["accuracy", "checkpoint", "time", "verdict", "report", "plot", "directory", "next"]
+    assert list(table) == ["accuracy", "checkpoint", "time", "saving", "verdict", "report", "plot", "directory", "next"]
     assert table["directory"] == str(Path("runs", "tiny"))
     assert (place / table["plot"]).is_file()
     assert (place / table["checkpoint"] / "manifest.json").is_file()
@@ -87,6 +87,10 @@ def test_train_then_validate(place: Path) -> None:
         "next        headrace predict runs/tiny IMAGES\n            headrace export runs/tiny --format onnx\n"
     )
     assert done.stdout.count(table["verdict"]) == 1
+    assert re.fullmatch(r"2 checkpoints written in [\d.]+ m?s; training waited [\d.]+ [mu]?s for it", table["saving"])
+    end = json.loads((place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()[-1])
+    # Importing JAX alone takes longer; it was no part of the run's time.
+    assert 0.2 < end["start"]["process"] < end["seconds"]["start"] + end["seconds"]["compile"] < end["wall_seconds"]
 
     damaged = place / "runs" / "tiny" / "checkpoints" / "step_00000044" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])

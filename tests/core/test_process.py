@@ -105,6 +105,21 @@ def test_a_process_knows_when_it_began():
     assert before - 0.1 < began < time.time() - 0.2  # it is counted in hundredths
 
 
+@pytest.mark.parametrize(("longest", "counted"), [(10.0, True), (0.01, False)])
+def test_the_command_of_a_process_began_with_it_unless_a_shell_became_it(longest: float, counted: bool):
+    """A shell that has worked for an hour and then replaces itself by a command is not a command of an hour."""
+    code = (
+        "import time; time.sleep(0.3)\n"
+        "from headrace.core import process\n"
+        f"process._LONGEST_START = {longest}\n"
+        "process.start_command()\n"
+        "print(time.perf_counter() - process.take_command_began(), process.take_command_began())"
+    )
+    age, later = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
+    assert (float(age) > 0.29) == counted
+    assert later == "None", "the second run of a process begins when it is called"
+
+
 def settings() -> tuple[float, int]:
     return sys.getswitchinterval(), gc.get_threshold()[0]
 

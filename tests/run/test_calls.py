@@ -3,11 +3,12 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from headrace.run.fit import resume, train
 from headrace.run.training import CallLength
-from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.records import CurvePoint, TrainRecord, ValidationRecord, read_records
 
 from .conftest import assert_same_bits, final_state
 
@@ -34,12 +35,23 @@ def test_the_bits_do_not_depend_on_the_lengths_of_calls(quick, where):
         same = {"num_epochs": 2, "dataset_cache": where, "ema_decay": 0.9, "validation": False}
         result = train(quick(run_name=name, **same, **options))
         records = [replace(r, **TIMES) for r in read_records(result.directory) if isinstance(r, TrainRecord)]
-        found[name] = final_state(result.directory), records
-    state, records = found.pop("one")
+        points = [
+            (r.step, r.loss, r.accuracy, r.learning_rate)
+            for r in read_records(result.directory)
+            if isinstance(r, CurvePoint)
+        ]
+        found[name] = final_state(result.directory), records, points
+    state, records, points = found.pop("one")
     assert [record.step for record in records] == [20, 40]
-    for name, (other, others) in found.items():
+    assert [point[0] for point in points] == list(range(1, 41))
+    for first, last, record in ((0, 20, records[0]), (20, 40, records[1])):
+        assert np.mean([point[1] for point in points[first:last]]) == pytest.approx(record.loss)
+        assert np.mean([point[2] for point in points[first:last]]) == pytest.approx(record.accuracy)
+        assert points[last - 1][3] == record.learning_rate
+    for name, (other, others, other_points) in found.items():
         assert_same_bits(state, other)
         assert others == records, name
+        assert other_points == points, name
 
 
 def test_events_may_fall_anywhere_and_a_resumed_run_has_the_same_ones(quick):

@@ -21,7 +21,7 @@ from headrace.model.context import Ctx
 from headrace.model.zoo import build_network
 from headrace.run.fit import resume, train
 from headrace.run.validation import validate
-from headrace.telemetry.records import RunEnd, RunStart, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.records import CurvePoint, RunEnd, RunStart, TrainRecord, ValidationRecord, read_records
 from headrace.telemetry.sinks import Sinks
 
 from .conftest import assert_same_bits, final_state
@@ -112,8 +112,9 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(quick, tmp_pat
     again = resume(cut.directory)
     assert again.outcome == "finished"
     assert_same_bits(final_state(whole.directory), final_state(cut.directory))
-    seen = [(record.step, record.loss, record.accuracy) for record in records(cut.directory, TrainRecord)]
-    assert seen == [(record.step, record.loss, record.accuracy) for record in records(whole.directory, TrainRecord)]
+    for kind in (TrainRecord, CurvePoint):
+        seen = [(record.step, record.loss, record.accuracy) for record in records(cut.directory, kind)]
+        assert seen == [(record.step, record.loss, record.accuracy) for record in records(whole.directory, kind)]
     assert resume(cut.directory).step == 80, "a finished run has nothing left to do"
 
 

@@ -69,8 +69,9 @@ class Kept:
     def __init__(self) -> None:
         self.values = {}
 
-    def scalars(self, step, values):
-        self.values |= values
+    def scalars(self, *rows):
+        for _, values in rows:
+            self.values |= values
 
     def image(self, step, name, pixels): ...
     def histograms(self, step, found): ...

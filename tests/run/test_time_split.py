@@ -193,7 +193,7 @@ def test_a_run_without_delays_is_start_compilation_and_training(quick):
     assert end.seconds["compile"] > 0
     assert end.seconds["train"] > 0
     assert end.seconds["rest"] < 0.1 * sum(end.seconds.values())
-    assert list(end.start) == ["dataset", "devices", "state", "trace", "compile", "first_block"]
+    assert list(end.start) == ["process", "dataset", "devices", "state", "trace", "compile", "first_block"]
     assert all(seconds > 0 for seconds in end.start.values())
     assert sum(end.start.values()) == pytest.approx(end.seconds["start"] + end.seconds["compile"], rel=0.05, abs=0.1)
 

@@ -20,7 +20,7 @@ from PIL import Image
 from headrace.cli.report import report as report_command
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
-from headrace.telemetry.records import Note, RunEnd, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.records import CurvePoint, Note, Record, RunEnd, TrainRecord, ValidationRecord, read_records
 from headrace.telemetry.trackers import TrackerSink, refuse_missing
 
 from .conftest import final_state
@@ -55,12 +55,18 @@ def values_of(directory: Path, pattern: str) -> list[tuple[int, Any]]:
     return found
 
 
+def losses_of(records: list[Record]) -> dict[int, float]:
+    """Return the losses that curves are drawn from, by step."""
+    return {record.step: record.loss for record in records if isinstance(record, CurvePoint)}
+
+
 def test_tensorboard_has_every_number_of_the_records(quick):
     result = train(quick(**QUICK, tensorboard=True, histograms=True))
     found = scalars_of(result.directory / "tensorboard")
     records = read_records(result.directory)
-    trained = {record.step: record.loss for record in records if isinstance(record, TrainRecord)}
-    assert found["train/loss"] == pytest.approx(trained)
+    assert found["train/loss"] == pytest.approx(losses_of(records)), "each of so few steps"
+    trained = {record.step: record.grad_norm for record in records if isinstance(record, TrainRecord)}
+    assert found["train/grad_norm"] == pytest.approx(trained)
     validated = [record for record in records if isinstance(record, ValidationRecord)]
     for weights in ("raw", "ema"):
         wanted = {record.step: record.top1 for record in validated if record.weights == weights}
@@ -99,7 +105,8 @@ def test_tensorboard_goes_on_after_a_resume(quick, monkeypatch):
     first = train(quick(**QUICK, tensorboard=True))
     resume(first.directory, {"num_epochs": 3, "tensorboard": True})
     found = scalars_of(first.directory / "tensorboard")
-    assert sorted(found["train/loss"]) == [4, 8, 12]
+    assert sorted(found["train/loss"]) == list(range(1, 13))
+    assert sorted(found["train/grad_norm"]) == [4, 8, 12]
 
 
 def _histograms(run: Path) -> None:
@@ -195,8 +202,8 @@ def test_wandb_offline_has_options_plan_metrics_and_the_time_to_train(quick, mon
     assert found["run"]["config"]["options"]["num_epochs"] == 2
     assert found["run"]["config"]["plan"]["steps"]["total_steps"] == 8
     records = read_records(result.directory)
-    losses = [record.loss for record in records if isinstance(record, TrainRecord)]
-    assert [row["train/loss"] for row in found["history"] if "train/loss" in row] == pytest.approx(losses)
+    losses = [row["train/loss"] for row in found["history"] if "train/loss" in row]
+    assert losses == pytest.approx(list(losses_of(records).values()))
     raw = [record for record in records if isinstance(record, ValidationRecord) and record.weights == "raw"]
     name = "validation/raw/top1"
     assert [row[name] for row in found["history"] if name in row] == pytest.approx([record.top1 for record in raw])
@@ -223,7 +230,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_alone():
     told = []
 
     class Broken:
-        def scalars(self, step, values):
+        def scalars(self, *rows):
             raise OSError("no space left on device")
 
         def image(self, step, name, pixels):
@@ -290,7 +297,7 @@ def test_mlflow_is_told_every_number_and_a_resume_continues_its_run(quick, monke
     assert options["num_epochs"] == "2"
     told = {(key, step): value for batch in batches for key, value, _, step in batch.get("metrics", ())}
     for record in read_records(result.directory):
-        if isinstance(record, TrainRecord):
+        if isinstance(record, CurvePoint):
             assert told["train/loss", record.step] == record.loss
         if isinstance(record, ValidationRecord):
             assert told[f"validation/{record.weights}/macro_f1", record.step] == record.metrics["macro_f1"]

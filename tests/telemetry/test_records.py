@@ -13,6 +13,7 @@ from headrace.core.errors import CheckpointError
 from headrace.telemetry.records import (
     KINDS,
     CheckpointRecord,
+    CurvePoint,
     Note,
     RunEnd,
     RunStart,
@@ -30,6 +31,7 @@ START = RunStart(
 EVERY_KIND = [
     START,
     TRAIN,
+    CurvePoint(step=44, epoch=1.0, loss=0.5, accuracy=0.25, learning_rate=0.1, images_per_second=90.0),
     ValidationRecord(step=44, epoch=1.0, weights="ema", loss=0.1, top1=0.9, num_samples=360, seconds=0.4),
     CheckpointRecord(step=44, epoch=1.0, name="step_00000044", num_bytes=10**12, seconds=0.2),
     Note(step=44, level="warning", text='a "quoted" text,\nwith a line\'s end and é'),

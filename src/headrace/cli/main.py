@@ -15,7 +15,7 @@ from headrace.cli.help_screens import HELP, HELP_ALL, SCREENS
 from headrace.cli.launch import launch
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, RunStopped, did_you_mean
-from headrace.core.process import leave_threads, tuned_interpreter
+from headrace.core.process import leave_threads, start_command, tuned_interpreter
 
 
 class Command(NamedTuple):
@@ -120,6 +120,7 @@ def _poprun(words: list[str]) -> int:
 
 def _run_process(words_of: Callable[[], list[str]], run: Callable[[list[str]], int] | None = None) -> int:
     """Run the one command of this process; return the exit code, unless threads are left that have to be left."""
+    start_command()
     catch_ctrl_c()
     code = report(words_of, run)
     leave_on_ctrl_c()

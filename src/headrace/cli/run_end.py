@@ -27,6 +27,8 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
         rows.append(("checkpoint", shlex.quote(str(best))))
     if run.end is not None:
         rows.append(("time", _time(run.end.seconds, run.end.wall_seconds, run.seconds)))
+        if run.end.saving_text:
+            rows.append(("saving", run.end.saving_text))
         verdicts = [verdict for verdict in (run.end.model_verdict, run.end.verdict) if verdict]
         rows += [("" if place else "verdict", verdict) for place, verdict in enumerate(verdicts)]
     for name, file in (("report", run.path / "report.html"), ("plot", run.path / "curve.svg")):

@@ -73,6 +73,33 @@ def process_began() -> float:
         return time.time() - 10
 
 
+class _Typed:
+    """When the command was typed that this process runs."""
+
+    began: float | None = None
+
+
+_LONGEST_START = 10.0  # of Python, with the commands' entrance
+
+
+def start_command() -> None:
+    """Say that this process runs one command, which began with the process.
+
+    A shell that became this process may be older than the command (`exec headrace train` after a download).
+    """
+    age = time.time() - process_began()
+    _Typed.began = time.perf_counter() - (age if 0 <= age <= _LONGEST_START else 0.0)
+
+
+def take_command_began() -> float | None:
+    """Return when the command of this process was typed, on the performance counter, to the first who asks.
+
+    None to all others, and where Python code runs: what it did before is no part of a run.
+    """
+    began, _Typed.began = _Typed.began, None
+    return began
+
+
 _MAY_BE_LEFT = (COMPILING, "feed", "read", "decode", "resident")  # beginnings of names
 
 

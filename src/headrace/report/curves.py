@@ -18,10 +18,18 @@ from headrace.core.json_text import parse_json
 from headrace.report.ticks import epoch_ticks, value_ticks
 from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.rows.row import Metric
-from headrace.telemetry.records import METRICS_FILE, Record, RunStart, TrainRecord, ValidationRecord, number_fields
+from headrace.telemetry.records import (
+    METRICS_FILE,
+    CurvePoint,
+    Record,
+    RunStart,
+    TrainRecord,
+    ValidationRecord,
+    number_fields,
+)
 
 _WORTH_SHOWING = 0.01  # from top-1: metrics of classes that are nowhere further from it say nothing more
-_KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (TrainRecord, ValidationRecord)}
+_KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (TrainRecord, CurvePoint, ValidationRecord)}
 PIXELS = 600  # bins over the width of a curve that has more points than twice as many
 _MOST_DOTS = 60  # with more points than these, dots would hide the line
 _MOST_BYTES = 1 << 30  # of new lines read at once
@@ -127,6 +135,7 @@ COMPARED_PANELS = (
 )
 
 
+_OF_POINTS = number_fields(CurvePoint)
 _NEGLIGIBLE_WAIT = 0.0005  # a share of the time that is printed as 0.0 %
 
 
@@ -180,8 +189,8 @@ class Curves:
         kinds: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             kind = row.get("kind")
-            if kind == TrainRecord.kind:
-                kinds.setdefault(TrainRecord.kind, []).append(row)
+            if kind in (TrainRecord.kind, CurvePoint.kind):
+                kinds.setdefault(kind, []).append(row)
             elif kind == ValidationRecord.kind:
                 kinds.setdefault(f"{kind}/{row.get('weights', 'raw')}", []).append(row)
             elif kind == RunStart.kind:
@@ -225,8 +234,7 @@ class Curves:
 
         `beside`: another line of its panel is drawn, so that this one is, too, even if it says nothing new.
         """
-        x, y = self.column(line.kind, "epoch"), self.column(line.kind, line.field)
-        x, y = x[: len(y)], y[: len(x)]  # another thread may have read on in between
+        x, y = self._values(line)
         if not np.isfinite(y).any() and not (line.field in ("loss", "top1", "accuracy") and len(y)):
             return None
         if not beside and self._says_nothing(line, y):
@@ -235,6 +243,22 @@ class Curves:
         found = plain_line(x, y, pixels)
         dots = line.dots and len(found["x"]) <= _MOST_DOTS
         return found | {"label": line.label, "color": line.color, "style": line.style, "dots": dots}
+
+    def _values(self, line: Line) -> tuple[np.ndarray, np.ndarray]:
+        """Return epochs and values of a line: of training the points, behind what was recorded before there were any.
+
+        An earlier version made no points, and a run of it may have been resumed.
+        """
+        parts = [(line.kind, slice(None))]
+        if line.kind == _TRAIN and line.field in _OF_POINTS and len(first := self.column(CurvePoint.kind, "step")[:1]):
+            before = int(np.searchsorted(self.column(line.kind, "step"), first[0]))
+            parts = [(line.kind, slice(before)), (CurvePoint.kind, slice(None))]
+        found = []
+        for kind, part in parts:
+            x, y = self.column(kind, "epoch")[part], self.column(kind, line.field)[part]
+            found.append((x[: len(y)], y[: len(x)]))  # another thread may have read on in between
+        x, y = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return x, y
 
     def _says_nothing(self, line: Line, y: np.ndarray) -> bool:
         """Say whether a curve is left out: a loss that is not scaled, a device that hardly waits, even classes."""

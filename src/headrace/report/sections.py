@@ -133,7 +133,7 @@ def _time_bar(end: RunEnd) -> list[Html]:
         for kind, seconds in end.seconds.items()
     ]
     note = "Of the last process of the run; the kinds do not overlap and add up to its wall time."
-    saving = [element("p", end.saving_text[0].upper() + end.saving_text[1:] + ".")] if end.saving_text else []
+    saving = [element("p", f"Saving: {end.saving_text}.")] if end.saving_text else []
     return [*share_bar(rows, end.wall_seconds or 1.0), *saving, element("p", note, class_="note")]
 
 

@@ -21,7 +21,7 @@ from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.core.device_access import COMPILING, leave_devices
 from headrace.core.errors import ConfigError
-from headrace.core.process import tuned_interpreter
+from headrace.core.process import take_command_began, tuned_interpreter
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
@@ -115,8 +115,8 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
             rule="It takes a configuration, as `resolve` returns it.",
             remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
         )
+    began = _began()
     check_start(resolved, has_weights=custom.weights is not None)
-    began = time.perf_counter()
     # First of all, since what follows may measure blocks for minutes.
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
     settled = with_measured_blocks(settle(resolved, custom), custom)
@@ -156,7 +156,7 @@ def resume(
 
     Its records get the notes, as warnings.
     """
-    group = current_group()
+    began, group = _began(), current_group()
     with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), given=custom.parts)
         resolved = override(saved, overrides or {})
@@ -179,18 +179,23 @@ def resume(
         steps = open_ended(resolved, planned, restored.step, restored.pace)
         if custom is NOTHING and group.broadcast(group.on_first_process(lambda: has_finished(restored, steps))):
             return ended_result(directory.path)
-        return fit(resolved, restored, custom)
+        return fit(resolved, restored, custom, began)
+
+
+def _began() -> float:
+    """Return when a run begins: with the command, where the process has been started for it."""
+    began = take_command_began()
+    return time.perf_counter() if began is None else began
 
 
 @tuned_interpreter()
-def fit(
-    resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING, began: float | None = None
-) -> RunResult:
+def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts, run_began: float) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made.
 
-    A time budget counts from `began`, on the performance counter.
+    Its time, and a time budget, count from `run_began`, on the performance counter.
     """
-    timeline, times, began_run = Timeline(), StartTimes(), time.perf_counter() if began is None else began
+    timeline, times = Timeline(began=run_began), StartTimes(began=run_began)
+    times.end("process")
     config, group = resolved.config, current_group()
     progress = watch_progress()
     prepared = _prepare(resolved, restored, custom)
@@ -219,7 +224,7 @@ def fit(
             interrupt.moved()
 
         recorder.start_times, recorder.moved, recorder.steps = times.seconds, moved, steps
-        recorder.budget = budget = make_budget(resolved, plan.steps, steps, began_run, step, prepared.pace)
+        recorder.budget = budget = make_budget(resolved, plan.steps, steps, run_began, step, prepared.pace)
         _say_first(prepared, recorder, devices, directory)
 
         ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends

@@ -44,6 +44,7 @@ from headrace.run.training import Compiled
 from headrace.run.validator import Started, Validator
 from headrace.telemetry.bottleneck import Measured, verdict
 from headrace.telemetry.clock import DeviceClock, EndWatcher, Moment, Timeline, first_at_target
+from headrace.telemetry.curve_points import CurvePoints
 from headrace.telemetry.metric_totals import NOTHING_UNLOGGED, HostMetrics, MetricTotals, Unlogged
 from headrace.telemetry.model_verdict import Losses, model_verdict
 from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, TrainRecord, ValidationRecord, best_validation
@@ -126,6 +127,7 @@ class RunRecorder:
         self._writes = writes
         self.callbacks = callbacks or Callbacks()
         self._epoch_sums = NOTHING_UNLOGGED  # over the calls of the epoch so far
+        self._points = CurvePoints(design.plan.steps.updates_per_epoch)
         # Of what counts as the run's time: what came before the first call, and when that was launched.
         self._elapsed_before, self._began = 0.0, None
         self._first_wait = 0.0  # for the images of the first call, with programs compiled
@@ -150,7 +152,7 @@ class RunRecorder:
         self._elapsed_before = max([restored.elapsed_seconds, *ended])
         self.step = self._saved_step = restored.step
         self.totals.continue_from(restored.unlogged, past.skipped_steps)
-        self._epoch_sums = restored.epoch_sums
+        self._epoch_sums, self._points.sums = restored.epoch_sums, restored.point_sums
         self.validations = past.validations
         trained = [record.loss for record in past.records if isinstance(record, TrainRecord)]
         self._losses = (trained[0], trained[-1]) if trained else None
@@ -198,7 +200,11 @@ class RunRecorder:
         images = len(call.rows) * self._design.plan.batch.global_batch_size
         sums = NOTHING_UNLOGGED.add(metrics, 0.0)
         # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
-        self._sinks.advance(self.step, sums.mean(sums.loss), images / took.longest if took.longest > 0 else None)
+        rate = images / took.longest if took.longest > 0 else None
+        self._sinks.advance(self.step, sums.mean(sums.loss), rate)
+        # The first call loads the program and fills the feed.
+        is_timed = bool(self.totals.throughput.steps)
+        self._sinks.points(self._points.add(self.step - len(call.rows), metrics, rate if is_timed else None))
         if self.steps.log_due(call.last_step):
             self.log(call.last_step)
             self._sinks.histograms(call.last_step, histograms)
@@ -593,4 +599,5 @@ class RunRecorder:
             "elapsed_seconds": self.elapsed,
             "unlogged": self.totals.unlogged.to_dict(),
             "epoch_sums": self._epoch_sums.to_dict(),
+            "point_sums": self._points.sums,
         } | ({"pace": self.budget.to_dict(step)} if self.budget else {})

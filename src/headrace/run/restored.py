@@ -20,6 +20,7 @@ from headrace.plan.steps import StepPlan
 from headrace.rows.row import Metric
 from headrace.run.design import BATCH_OPTIONS, NOTHING, CustomParts, design_run
 from headrace.run.directory import PARTS, RunDirectory, parse_run, read_saved, sweep
+from headrace.telemetry.curve_points import NOTHING_SUMMED, Sums
 from headrace.telemetry.metric_totals import NOTHING_UNLOGGED, Unlogged
 from headrace.telemetry.records import (
     CheckpointRecord,
@@ -44,6 +45,7 @@ class Restored:
     elapsed_seconds: float = 0.0
     unlogged: Unlogged = NOTHING_UNLOGGED
     epoch_sums: Unlogged = NOTHING_UNLOGGED  # over the epoch that the checkpoint is in the middle of
+    point_sums: Sums = NOTHING_SUMMED  # over the point of the curves that it is in the middle of
     notes: tuple[str, ...] = ()
     pace: Mapping[str, Any] = field(default_factory=dict)  # of a run with a time budget
     dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its identity; old checkpoints have none
@@ -85,6 +87,7 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
         elapsed_seconds=manifest["elapsed_seconds"],
         unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
         epoch_sums=Unlogged.from_dict(manifest.get("epoch_sums", {})),
+        point_sums=tuple(manifest.get("point_sums", NOTHING_SUMMED)),
         notes=tuple(f"Checkpoint {bad.name} was skipped: {problem}" for bad, problem in damaged),
         dataset=manifest.get("dataset", {}),
         pace=manifest.get("pace", {}),

@@ -29,13 +29,13 @@ _NOT_TRAINING = ("validate", "wait_validation", "save", "compile")
 
 
 class Timeline:
-    """The wall time of a process by kind: every moment counts once, so the kinds add up to the wall time.
+    """The wall time of a process (since `began`) by kind: every moment counts once, so the kinds add up to all of it.
 
     Threads add the spans they know of, in any order; what no span covers is rest.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now, self._began = now, now()
+    def __init__(self, now: Callable[[], float] = time.perf_counter, began: float | None = None) -> None:
+        self._now, self._began = now, now() if began is None else began
         self._totals = dict.fromkeys(KINDS, 0.0)  # up to `_settled`
         self._settled = self._began
         self._spans: list[tuple[str, float, float]] = []  # that end after `_settled`
@@ -102,8 +102,8 @@ class Timeline:
 class StartTimes:
     """The seconds of the parts of a start, one after the other."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now, self._since = now, now()
+    def __init__(self, now: Callable[[], float] = time.perf_counter, began: float | None = None) -> None:
+        self._now, self._since = now, now() if began is None else began
         self.seconds: dict[str, float] = {}
 
     def end(self, part: str, **inside: float) -> None:

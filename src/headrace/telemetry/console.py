@@ -163,7 +163,7 @@ def run_end_line(end: RunEnd, run: RunStart | None = None) -> str:
     if end.images_per_second is not None:
         parts.append(f"{end.images_per_second:,.0f} img/s")
     # Where nothing was passed over, nobody needs to know.
-    saving = end.saving_text if end.saving.get("passed_over") else ""
+    saving = f"saving: {end.saving_text}" if end.saving.get("passed_over") else ""
     verdicts = [verdict for verdict in (end.model_verdict, saving, end.verdict) if verdict]
     return "\n".join(["  ".join(parts) + why, *verdicts])
 

@@ -1,14 +1,14 @@
 """The files that records are written to, line by line."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from headrace.core.errors import CheckpointError
 from headrace.core.files import sync_directory, write_atomic
-from headrace.telemetry.records import Record
+from headrace.telemetry.records import CurvePoint, Record
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -44,9 +44,9 @@ class LineFile:
             # A new file's name is in its directory: a power failure would take the file, however well it is synced.
             sync_directory(path.parent)
 
-    def write(self, line: str) -> None:
+    def write(self, *lines: str) -> None:
         with _writing(self.path):
-            self._file.write(line + "\n")
+            self._file.write("".join(line + "\n" for line in lines))
             self._file.flush()
 
     def sync(self) -> None:
@@ -65,6 +65,9 @@ class Sink:
 
     def write(self, record: Record) -> None:
         """Take one record."""
+
+    def points(self, points: Sequence[CurvePoint]) -> None:
+        """Take the points of the curves that a call completed."""
 
     def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
         """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""

@@ -133,6 +133,21 @@ class TrainRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurvePoint(Record):
+    """Means over the few steps since the last point, for curves: some hundreds in a run, however long its calls are.
+
+    The learning rate is that of the last step, the images per second those of its call, as on the progress line.
+    """
+
+    kind: ClassVar[str] = "point"
+    epoch: float
+    loss: float
+    accuracy: float
+    learning_rate: float
+    images_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidationRecord(Record):
     """The whole validation set, with the raw weights or their moving average (`weights`: raw | ema)."""
 
@@ -280,11 +295,11 @@ class RunEnd(Record):
         took, waited = (format_duration(self.saving[name]) for name in ("write_seconds", "waited_seconds"))
         over = f", {passed:,} passed over" if passed else ""
         checkpoints = f"{written:,} checkpoint{'s' * (written != 1)}"
-        return f"saving: {checkpoints} written in {took}{over}; training waited {waited} for it"
+        return f"{checkpoints} written in {took}{over}; training waited {waited} for it"
 
 
 KINDS: Mapping[str, type[Record]] = {
-    kind.kind: kind for kind in (RunStart, TrainRecord, ValidationRecord, CheckpointRecord, Note, RunEnd)
+    kind.kind: kind for kind in (RunStart, TrainRecord, CurvePoint, ValidationRecord, CheckpointRecord, Note, RunEnd)
 }
 
 

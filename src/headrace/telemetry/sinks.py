@@ -24,6 +24,7 @@ from headrace.telemetry.records import (
     METRICS_FILE,
     TRAINING_FILE,
     VALIDATION_FILE,
+    CurvePoint,
     Note,
     Record,
     RunStart,
@@ -132,6 +133,11 @@ class JsonlSink(Sink):
         self._check()
         self._lines.write(record.to_json())
 
+    def points(self, points: Sequence[CurvePoint]) -> None:
+        """Append the points."""
+        self._check()
+        self._lines.write(*(point.to_json() for point in points))
+
     def sync(self) -> None:
         """Wait until the disk has the records."""
         self._lines.sync()
@@ -221,6 +227,12 @@ class Sinks(Sink):
         with self._lock:
             for sink in self._sinks:
                 sink.write(record)
+
+    def points(self, points: Sequence[CurvePoint]) -> None:
+        """Write points of the curves to the sinks that keep them."""
+        with self._lock:
+            for sink in self._sinks if points else ():
+                sink.points(points)
 
     def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
         """Show progress on the console after a call: steps done, mean loss, rate. Nothing is recorded."""

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,15 @@ from headrace.core.files import write_atomic
 from headrace.core.json_text import parse_json
 from headrace.engine.histograms import Histogram, filled_bins
 from headrace.telemetry.line_file import Sink
-from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    CurvePoint,
+    Record,
+    RunEnd,
+    TrainRecord,
+    ValidationRecord,
+    number_fields,
+)
 from headrace.telemetry.sinks import Notify
 from headrace.telemetry.validation_report import report_file
 
@@ -38,7 +46,8 @@ _MOST_CLASSES, _LEGIBLE, _NAME = 360, 12, 24  # in a confusion matrix; pixels of
 _RIGHT, _WRONG = np.array((0, 114, 178)), np.array((213, 94, 0))  # safe for color-blind eyes
 _WAIT_SECONDS = 30  # for a server that does not answer
 MLFLOW_DIR, MLFLOW_ID_FILE = "mlflow", "mlflow_run.json"
-_BATCH, _PARAMETER = 100, 500  # of MLflow: entries in a call; letters of a parameter, as older servers take them
+# Of MLflow: parameters in a call, letters of one, as older servers take them; numbers in a call.
+_BATCH, _PARAMETER, _MOST_METRICS = 100, 500, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +61,17 @@ class RunDescription:
     step: int  # from which this process starts or resumes
 
 
+Row = tuple[int, Mapping[str, float]]  # a step, and its numbers by name
+# Those that the points of curves have: a record's mean over an epoch is no point of the same curve.
+_OF_POINTS = tuple(f"train/{name}" for name in number_fields(CurvePoint))
+
+
 class Tracker(Protocol):
     """Takes numbers by name."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
+    def scalars(self, *rows: Row) -> None:
+        """Take numbers of one step or several, in their order."""
+        ...
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
         """Take an image [H, W, 3] of a step, 0..255."""
@@ -94,6 +110,11 @@ class TrackerSink(Sink):
         """Send the record."""
         self._guarded(lambda tracker: self._send(tracker, record))
 
+    def points(self, points: Sequence[CurvePoint]) -> None:
+        """Send the points of the curves."""
+        rows = [(point.step, _numbers(point, "train")) for point in points]
+        self._guarded(lambda tracker: tracker.scalars(*rows))
+
     def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
         """Send the histograms of a step, but for blocks without a single finite number."""
         filled = {name: each for name, each in found.items() if each["counts"].any()}
@@ -123,16 +144,17 @@ class TrackerSink(Sink):
 
     def _send(self, tracker: Tracker, record: Record) -> None:
         if isinstance(record, TrainRecord):
-            tracker.scalars(record.step, _numbers(record, "train"))
+            numbers = _numbers(record, "train")
+            tracker.scalars((record.step, {name: numbers[name] for name in numbers if name not in _OF_POINTS}))
         elif isinstance(record, ValidationRecord):
             group = f"validation/{record.weights}"
-            tracker.scalars(record.step, _numbers(record, group))
+            tracker.scalars((record.step, _numbers(record, group)))
             file = report_file(self._run_dir, record.step)  # written before the record
             report = parse_json(file.read_bytes(), _MOST_BYTES).get(record.weights) if file.is_file() else None
             if report and len(report["classes"]) <= _MOST_CLASSES:
                 tracker.image(record.step, f"{group}/confusion_matrix", draw_confusion(report))
         elif isinstance(record, CheckpointRecord):
-            tracker.scalars(record.step, _numbers(record, "checkpoint"))
+            tracker.scalars((record.step, _numbers(record, "checkpoint")))
         elif isinstance(record, RunEnd):
             ended = {f"seconds/{name}": value for name, value in record.seconds.items()}
             ended |= {f"best/{name}": value for name, value in record.best.items()}
@@ -205,11 +227,12 @@ class TensorBoard:
             self._writer.add_text(title, f"```\n{json.dumps(content, indent=1, default=str)}\n```", about.step)
         self._step, self._options = about.step, about.options
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, *rows: Row) -> None:
         """Write and flush the values."""
-        self._step = step
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        for step, values in rows:
+            self._step = step
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
@@ -225,7 +248,7 @@ class TensorBoard:
     def summary(self, values: Mapping[str, object]) -> None:
         """Write the numbers as scalars of the last step, strings as text, and the options beside the results."""
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-        self.scalars(self._step, numbers)
+        self.scalars((self._step, numbers))
         # The tab HPARAMS compares runs: options that are numbers or words, and how good and fast the run was.
         options = {name: value for name, value in self._options.items() if isinstance(value, bool | int | float | str)}
         results = {f"result/{name}": numbers[f"run/{name}"] for name in _RESULTS if f"run/{name}" in numbers}
@@ -282,8 +305,9 @@ class WeightsAndBiases:
         if not self._run.offline:
             notify(f"wandb: {self._run.url}", "info")
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **values})
+    def scalars(self, *rows: Row) -> None:
+        for step, values in rows:
+            self._run.log({"step": step, **values})
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
         wandb: Any = importlib.import_module("wandb")
@@ -355,10 +379,14 @@ class MLflow:
         if address.startswith("file:"):
             notify(f"mlflow: the run is kept in {place}", "info")
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._step, now = step, round(1000 * time.time())
-        numbers = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._id, metrics=numbers)
+    def scalars(self, *rows: Row) -> None:
+        now = round(1000 * time.time())
+        numbers = [
+            self._entities.Metric(name, value, now, step) for step, values in rows for name, value in values.items()
+        ]
+        for first in range(0, len(numbers), _MOST_METRICS):
+            self._client.log_batch(self._id, metrics=numbers[first : first + _MOST_METRICS])
+        self._step = rows[-1][0]
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
         self._client.log_image(self._id, pixels, artifact_file=f"{name}/step_{step:08d}.png")
@@ -368,7 +396,7 @@ class MLflow:
 
     def summary(self, values: Mapping[str, object]) -> None:
         """Write numbers as metrics, and words as tags."""
-        self.scalars(self._step, {name: value for name, value in values.items() if isinstance(value, float)})
+        self.scalars((self._step, {name: value for name, value in values.items() if isinstance(value, float)}))
         for name, value in values.items():
             if isinstance(value, str) and value:
                 self._client.set_tag(self._id, name, value)
