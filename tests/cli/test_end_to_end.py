@@ -89,8 +89,8 @@ def test_train_then_validate(place: Path) -> None:
     assert done.stdout.count(table["verdict"]) == 1
     assert re.fullmatch(r"2 checkpoints written in [\d.]+ m?s; training waited [\d.]+ [mu]?s for it", table["saving"])
     end = json.loads((place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()[-1])
-    # Importing JAX alone takes longer; it was no part of the run's time.
-    assert 0.2 < end["start"]["process"] < end["seconds"]["start"] + end["seconds"]["compile"] < end["wall_seconds"]
+    # The start of the process was no part of the run's time. Here JAX is there already (tests/fork_server.py).
+    assert 0.01 < end["start"]["process"] < end["seconds"]["start"] + end["seconds"]["compile"] < end["wall_seconds"]
 
     damaged = place / "runs" / "tiny" / "checkpoints" / "step_00000044" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
