@@ -175,7 +175,8 @@ def test_a_resumed_fit_on_a_dataset_sees_the_images_of_an_uninterrupted_one(fold
     options: dict[str, Any] = SMALL | {"validation_split": 0.2, "lr_schedule": "const"}
     whole, parts = made("whole"), made("parts")
     whole.fit(data, **options)
-    first = parts.fit(data, **{**options, "epochs": 1})
+    shorter: dict[str, Any] = options | {"epochs": 1}
+    first = parts.fit(data, **shorter)
     run = parts.fit(data, **options, resume=first.directory)
     assert run.outcome == "finished"
     for path, leaf in _leaves(whole.params):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resol
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.config.section_model import norm_choice
+from headrace.config.typed_options import FitOptions, ModelOptions, Options
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import WEB, local_path, local_text
@@ -116,7 +117,7 @@ class Model:
         class_names: Sequence[str] | None = None,
         name: str = "custom_network",
         config: str | None = None,
-        **options: object,
+        **options: Unpack[ModelOptions],
     ) -> None:
         """Take the name of a shipped network, a module, a list of blocks or a Network; the rest are ordinary options.
 
@@ -219,7 +220,7 @@ class Model:
         loss: LossFunction | str | None = None,
         metrics: Metrics | None = None,
         augment: AugmentFunction | None = None,
-        **options: object,
+        **options: Unpack[FitOptions],
     ) -> RunResult:
         """Train on a path, images and labels, a dataset, a data frame or an iterable; return the run.
 
@@ -234,8 +235,9 @@ class Model:
         labels)} with a value per image (or a list of `headrace.Metric` and of names), and `augment(key, images,
         labels)` with the images; docs/howto/python.md says more.
         """
-        options, loss = (options | {"loss": loss}, None) if isinstance(loss, str) else (options, loss)
-        given = full_names(options, self._code_network is not None)
+        asked: dict[str, Any] = dict(options)
+        asked, loss = (asked | {"loss": loss}, None) if isinstance(loss, str) else (asked, loss)
+        given = full_names(asked, self._code_network is not None)
         # A fit that names its own directory needs none of the model's.
         ours = {} if "output" not in given else dict.fromkeys(("log_dir", "run_name"))
         asked = {name: value for name, value in self._options.items() if name not in ours} | given
@@ -361,7 +363,7 @@ class Model:
         steps: int | None = None,
         loss: LossFunction | None = None,
         metrics: Metrics | None = None,
-        **options: object,
+        **options: Unpack[Options],
     ) -> Report:
         """Return the report on data given as for fit, each image counted once: num_samples, loss, top1, classes, ...
 
@@ -453,7 +455,7 @@ class Model:
         num_steps: int = 100,
         loss: LossFunction | None = None,
         augment: AugmentFunction | None = None,
-        **options: object,
+        **options: Unpack[FitOptions],
     ) -> FoundRates:
         """Train a short while with a growing rate on data given as for fit; return rates, losses and a suggestion.
 
@@ -539,12 +541,16 @@ class Model:
 
     @classmethod
     def load(
-        cls, path: str | Path, network: Network | Sequence[Any] | Callable[..., Any] | None = None, **options: Any
+        cls,
+        path: str | Path,
+        network: Network | Sequence[Any] | Callable[..., Any] | None = None,
+        **options: Unpack[Options],
     ) -> "Model":
         """Return the model of a run's best checkpoint, or of the checkpoint at `path`.
 
         `network` is the one of a run whose network was given by code; `options` are added to those of the run.
         """
+        added: dict[str, Any] = dict(options)
         checkpoint, better = find_checkpoint(local_path(path))
         manifest = checkpoint.manifest
         made = network if network is None or isinstance(network, Network) else None
@@ -557,13 +563,13 @@ class Model:
             kept.pop("bn_momentum_start", None)  # of a recipe, which may be for any network; asked for, it is refused
         # Without a recipe: what the run's own gave is among its saved options.
         if network is None:
-            model = cls(config="none", **kept | options)
+            model = cls(config="none", **kept | added)
         else:
             kept = {name: value for name, value in kept.items() if name not in network_options()}
             classes = {} if made else {"num_classes": len(manifest["class_names"])}
             shape = {} if made else {"input_shape": manifest["input"]["image_hwc"]}
-            model = cls(network, config="none", **classes, **shape, **kept | options)
-        asked = full_names(options, network is not None)
+            model = cls(network, config="none", **classes, **shape, **kept | added)
+        asked = full_names(added, network is not None)
         model._carried = {name: value for name, value in kept.items() if name not in asked}
         return model._take(checkpoint, better)
 
