@@ -51,7 +51,11 @@ def run_script(script: str) -> int:
 def with_packages(run: "Callable[[], int]") -> int:
     """Run a command; say what to install where a package that Headrace needs is missing, as in a mere clone."""
     try:
-        return run()
+        code = run()
+        from headrace.core.process import leave_process
+
+        leave_process(code)
+        return code
     except ModuleNotFoundError as error:
         from importlib.util import find_spec
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +120,50 @@ def test_the_command_of_a_process_began_with_it_unless_a_shell_became_it(longest
     age, later = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
     assert (float(age) > 0.29) == counted
     assert later == "None", "the second run of a process begins when it is called"
+
+
+LEFT = """
+import atexit, os, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from headrace.core.process import leave_process
+
+class Apart:
+    def __del__(self, write=os.write):
+        write(1, b"taken apart\\n")
+
+kept = Apart()
+atexit.register(print, "exit function")
+ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.1), print("pool")))
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+{before}
+leave_process(3)
+sys.exit(4)
+"""
+
+
+def left(before: str = "", **options: Any) -> tuple[int, list[str]]:
+    words = [sys.executable, "-c", LEFT.format(before=before)]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True, env=environ, **options)
+    return done.returncode, [*(done.stdout or "").splitlines(), *done.stderr.splitlines()]
+
+
+def test_a_process_is_left_when_all_is_done_and_not_taken_apart():
+    assert left(stdout=subprocess.PIPE) == (3, ["pool", "thread", "exit function"])
+
+
+@pytest.mark.parametrize("looks_on", ["sys.setprofile(lambda *_: None)", "sys.settrace(lambda *_: None)"])
+def test_a_process_that_somebody_looks_at_ends_as_python_ends_it(looks_on: str):
+    code, said = left(looks_on, stdout=subprocess.PIPE)
+    assert (code, sorted(said)) == (4, ["exit function", "pool", "taken apart", "thread"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_output_that_cannot_be_written_is_reported_by_python():
+    with Path("/dev/full").open("w") as full:
+        code, said = left(stdout=full)
+    assert code == 120
+    assert "No space left on device" in " ".join(said)
 
 
 def settings() -> tuple[float, int]:
