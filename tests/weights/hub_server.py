@@ -1,7 +1,13 @@
-"""A hub on the loopback address, with repositories made in the test."""
+"""A hub on the loopback address: repositories made in the test are read from it, and models are pushed to it.
 
+It speaks what the package huggingface_hub sends: repos/create, preupload, the batches of Git LFS, commit.
+"""
+
+import base64
 import hashlib
+import json
 import re
+from typing import Any
 
 from tests.core.file_server import FileServer
 
@@ -11,17 +17,27 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub(FileServer):
     """Serves files of `repositories` ({"OWNER/NAME/FILE": bytes}) beside plain `files`.
 
-    Large files are redirected to another host name, as on the real one. `private` repositories need a token.
+    Large files are redirected to another host name, as on the real one. `private` repositories need a token. Who pushes
+    needs the token of `writer`; what was made is in `created`, and each commit in `commits`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.repositories: dict[str, bytes] = {}
         self.private: set[str] = set()
+        self.writer = "hf_writer"
+        self.created: list[dict[str, Any]] = []
+        self.commits: list[list[dict[str, Any]]] = []
+        self.stored: dict[str, bytes] = {}  # large files, by SHA-256
 
     @property
     def other_url(self) -> str:
         return f"http://localhost:{self.server_address[1]}"
+
+    @property
+    def commit(self) -> str:
+        """The newest commit, of any repository."""
+        return hashlib.sha1(str(len(self.commits)).encode()).hexdigest() if self.commits else COMMIT
 
     class Handler(FileServer.Handler):
         server: "Hub"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -38,13 +54,74 @@ class Hub(FileServer):
             data = hub.repositories.get(f"{repo}/{file}")
             if data is None:
                 return self._refuse(404, "EntryNotFound", "Entry not found")
-            if file.endswith(".json"):
+            if file.endswith((".json", ".md")):
                 blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-                return self.content(data, {"X-Repo-Commit": COMMIT, "ETag": f'"{blob}"'})
+                return self.content(data, {"X-Repo-Commit": hub.commit, "ETag": f'"{blob}"'})
             hub.files["/large/" + file] = data
             digest = hashlib.sha256(data).hexdigest()
-            where = {"Location": f"{hub.other_url}/large/{file}", "X-Repo-Commit": COMMIT, "Content-Length": "0"}
+            where = {"Location": f"{hub.other_url}/large/{file}", "X-Repo-Commit": hub.commit, "Content-Length": "0"}
             return self.head(302, where | {"X-Linked-Etag": f'"{digest}"'})
+
+        def do_POST(self) -> None:
+            self.asked_to_write(self.read_body())
+
+        def do_PUT(self) -> None:
+            data = self.read_body()
+            self.server.stored[self.path.rpartition("/")[2]] = data
+            self.head(200, {"Content-Length": "0"})
+
+        def read_body(self) -> bytes:
+            """Read what was sent, in chunks or in one piece."""
+            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            data = b""
+            while size := int(self.rfile.readline(), 16):
+                data += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return data
+
+        def asked_to_write(self, body: bytes) -> None:
+            hub, path = self.server, self.path.partition("?")[0]
+            if path == "/api/validate-yaml":
+                return self.json({"errors": [], "warnings": []})
+            if self.headers.get("Authorization") != f"Bearer {hub.writer}":
+                return self._refuse(403, "", "you must use a write token to push")
+            if path == "/api/repos/create":
+                made = json.loads(body)
+                hub.created.append(made)
+                return self.json({"url": f"{hub.url}/{made['organization']}/{made['name']}"})
+            if path.endswith("/info/lfs/objects/batch"):
+                objects = [
+                    {**each, "actions": {"upload": {"href": f"{hub.other_url}/store/{each['oid']}"}}}
+                    for each in json.loads(body)["objects"]
+                ]
+                return self.json({"transfer": "basic", "objects": objects})
+            asked = re.fullmatch(r"/api/models/(.+)/(preupload|commit)/main", path)
+            if asked is None:
+                return self.send_error(404)
+            if asked[2] == "preupload":
+                mode = {False: "regular", True: "lfs"}
+                files = [
+                    {"path": each["path"], "uploadMode": mode[each["path"].endswith("tensors")], "shouldIgnore": False}
+                    for each in json.loads(body)["files"]
+                ]
+                return self.json({"files": files})
+            rows = [json.loads(line) for line in body.splitlines()]
+            hub.commits.append(rows)
+            for row in rows:
+                value = row["value"]
+                if row["key"] == "file":
+                    hub.repositories[f"{asked[1]}/{value['path']}"] = base64.b64decode(value["content"])
+                elif row["key"] == "lfsFile":
+                    hub.repositories[f"{asked[1]}/{value['path']}"] = hub.stored[value["oid"]]
+            return self.json({"commitOid": hub.commit, "commitUrl": f"{hub.url}/{asked[1]}/commit/{hub.commit}"})
+
+        def json(self, answer: object) -> None:
+            """Send an answer that is JSON."""
+            data = json.dumps(answer).encode()
+            self.head(200, {"Content-Length": str(len(data)), "Content-Type": "application/json"})
+            self.wfile.write(data)
 
         def _refuse(self, status: int, code: str, message: str) -> None:
             self.head(status, {"X-Error-Code": code, "X-Error-Message": message, "Content-Length": "0"})

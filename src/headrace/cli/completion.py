@@ -65,7 +65,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "data": tuple(ACTIONS),
     "completion": ("bash", "zsh", "fish"),
 }
-_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "compare", "report", "explain", "profile")
+_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "push", "compare", "report", "explain", "profile")
 Candidates = Iterator[tuple[str, str]]
 
 

@@ -40,6 +40,7 @@ COMMANDS = (
     Command("explain", "explain", "explain", "show where in an image a network found its class"),
     Command("demo", "demo", "demo", "serve a page to drop photographs into"),
     Command("export", "export", "main", "export weights or a network (ONNX, safetensors, .pth)"),
+    Command("push", "push", "main", "publish a network on the Hugging Face hub, with a model card"),
     Command("convert", "convert", "convert", "make a checkpoint of weights from elsewhere"),
     Command("average", "average", "average", "average checkpoints of a run, and validate the result"),
     Command("runs", "runs", "main", "list runs with their results"),
@@ -65,6 +66,7 @@ _OTHER_COMMANDS = {
     "validate": "eval evaluate val test score",
     "predict": "infer inference classify detect label",
     "explain": "gradcam grad-cam cam saliency interpret",
+    "push": "upload publish share hub",
     "convert": "import load",
     "average": "swa ema ensemble",
     "runs": "ls list history experiments results",
@@ -81,7 +83,7 @@ _OTHER_COMMANDS = {
 }
 _TOPICS = {
     "train": ("train", "resume", "sweep", "lr-find"),
-    "use": ("validate", "predict", "explain", "demo", "export", "convert", "average"),
+    "use": ("validate", "predict", "explain", "demo", "export", "push", "convert", "average"),
     "results": ("runs", "compare", "report", "board"),
     "look up": ("models", "configs", "devices", "data", "completion"),
     "plan and measure": ("plan", "bench", "profile", "launch"),

@@ -98,7 +98,7 @@ from headrace.run.run_result import RunResult
 from headrace.run.validator import Validator, predict_all
 from headrace.telemetry.validation_report import validation_report
 from headrace.weights.input_form import InputForm
-from headrace.weights.named import facts_of
+from headrace.weights.named import facts_of, is_path
 from headrace.weights.weights import AUTO, EMA, RAW, Weights
 
 
@@ -546,11 +546,16 @@ class Model:
         network: Network | Sequence[Any] | Callable[..., Any] | None = None,
         **options: Unpack[Options],
     ) -> "Model":
-        """Return the model of a run's best checkpoint, or of the checkpoint at `path`.
+        """Return the model of a run's best checkpoint, of the checkpoint at `path`, or of weights with a name.
 
-        `network` is the one of a run whose network was given by code; `options` are added to those of the run.
+        A name is hf:OWNER/NAME, as `headrace push` made it, or one of `headrace models --weights`. `network` is the one
+        of a run whose network was given by code; `options` are added to those of the run.
         """
         added: dict[str, Any] = dict(options)
+        if not is_path(str(path)):
+            model = cls(network, weights=path, **added)
+            model._load_given_weights()
+            return model
         checkpoint, better = find_checkpoint(local_path(path))
         manifest = checkpoint.manifest
         made = network if network is None or isinstance(network, Network) else None

@@ -53,7 +53,8 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
             remedy="`headrace runs` lists the runs, `headrace models --weights` the names.",
         )
     facts = facts_of(name) or _NOTHING_KNOWN
-    given = {"dataset": "auto", "weights": name, **(options or {})}
+    channels = {"num_channels": 1} if facts.num_channels == 1 else {}
+    given = {"dataset": "auto", "weights": name, **channels, **(options or {})}
     resolved = resolve_code(given, NO_RECIPE)
     config = resolved.config
     if not facts.network and not resolved.origins["model_name"].is_given:

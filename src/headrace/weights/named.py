@@ -33,7 +33,9 @@ from headrace.weights.published import (
 
 _HUB = ("hf:", "hf-hub:", "hf_hub:")
 _ADDRESS = ("http://", "https://")
-_FILES = ("model.safetensors", "pytorch_model.bin")  # of a repository, the better one first
+CONFIG_FILE, OWN = "config.json", "headrace"  # the description in a repository, and our part of it
+WEIGHTS_FILE = "model.safetensors"
+_FILES = (WEIGHTS_FILE, "pytorch_model.bin")  # of a repository, the better one first
 _MAX_CONFIG_BYTES = 16 << 20
 _LIST = "`headrace models --weights` lists the known names; others are a path, hf:OWNER/NAME or an address."
 
@@ -146,16 +148,26 @@ def _facts_of_file(path: Path) -> WeightFacts | None:
         return known.facts if known else None
     try:
         is_safetensors = path.suffix == ".safetensors"
-        note: Any = read_note(path) if is_safetensors else parse_json(beside.read_bytes(), _MAX_CONFIG_BYTES)
-        height, width, _ = note["image_hwc"]
-        data = {"image_size": height, "eval_resize_size": note["resize_shorter_side"]} if height == width else {}
-        data |= {"eval_interpolation": note.get("interpolation", "bilinear")}
-        names = tuple(map(str, note["class_names"]))
-        options = {name: value for name, value in note.get("options", {}).items() if name in network_options()}
-        network = {"model_name": note["model"], "model_dialect": note["dialect"], **options}
-        return WeightFacts(network=network, data=data | pixel_options(note), num_classes=len(names), class_names=names)
+        return _facts_of_note(read_note(path) if is_safetensors else parse_json(beside.read_bytes(), _MAX_CONFIG_BYTES))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not written by Headrace; what is wrong is said on loading
+
+
+def _facts_of_note(note: Any) -> WeightFacts:
+    """Return what a description says that Headrace wrote."""
+    height, width, channels = note["image_hwc"]
+    data = {"image_size": height, "eval_resize_size": note["resize_shorter_side"]} if height == width else {}
+    data |= {"eval_interpolation": note.get("interpolation", "bilinear")}
+    data |= {} if note.get("antialias", True) else {"resize_antialias": False}
+    names = tuple(map(str, note["class_names"]))
+    options = {name: value for name, value in note.get("options", {}).items() if name in network_options()}
+    return WeightFacts(
+        network={"model_name": note["model"], "model_dialect": note["dialect"], **options},
+        data=data | pixel_options(note),
+        num_classes=len(names),
+        class_names=names,
+        num_channels=int(channels),
+    )
 
 
 def pixel_options(form: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,22 +178,27 @@ def pixel_options(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts_of_repository(repo: HubRepo) -> WeightFacts | None:
-    """Return what the description in a repository of timm's says."""
-    path = hub_file(repo, ("config.json",))
+    """Return what the description in a repository says: one that Headrace pushed, or one of timm's."""
+    path = hub_file(repo, (CONFIG_FILE,))
     try:
         config: Any = parse_json(path.read_bytes(), _MAX_CONFIG_BYTES)
         # Older descriptions have no part of that name: everything is on one level.
         form: Any = config.get("pretrained_cfg", config)
-        architecture = config.get("architecture")
+        architecture, own = config.get("architecture"), config.get(OWN)
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"config.json of hf:{repo} cannot be read: {error}.") from None
+    if own is not None:
+        try:
+            return _facts_of_note(own)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"config.json of hf:{repo} is not as Headrace writes it: {error!r}.") from None
     network = network_of(str(architecture))
     if network is None:
         what = f"the network {architecture}" if architecture else "no network of timm"
         kinds = ", ".join(map(str, config.get("architectures") or ()))
         raise ConfigError(
             f"hf:{repo} describes {what}{f' ({kinds})' if kinds else ''}, which Headrace does not have.",
-            rule="Repositories of timm's networks are read; `headrace models --weights` lists those.",
+            rule="Those of timm's networks (`headrace models --weights`) and those of `headrace push` are read.",
             remedy="If its file fits a network of `headrace models`, download it and give --weights FILE --model NAME.",
         )
     try:

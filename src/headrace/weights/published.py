@@ -34,6 +34,7 @@ class WeightFacts:
     data: Mapping[str, Any] = field(default_factory=dict)  # image_size, eval_resize_size, pixel_mean, ...
     num_classes: int = 0  # 0: not known
     class_names: tuple[str, ...] = ()
+    num_channels: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,6 +138,7 @@ class Weights:
             **({"mean": list(form.mean), "std": list(form.std)} if form.normalization == "per-channel" else {}),
             "resize_shorter_side": form.resized_side,
             "interpolation": form.interpolation,
+            "antialias": form.antialias,
             "class_names": list(self.class_names),
             "output": "softmax of the logits",
             "checkpoint": Path(self.origin).name,
