@@ -14,7 +14,7 @@ from headrace.cli.main import print_error
 from headrace.core.errors import HeadraceError
 from headrace.core.files import write_atomic
 from headrace.job import join_job
-from headrace.job.detect_launcher import ProcessInfo
+from headrace.job.process_info import ProcessInfo
 
 
 def work(info: ProcessInfo, folder: Path, num_sums: int, raises: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import ProcessInfo
+from headrace.job.process_info import ProcessInfo
 from headrace.job.rendezvous import Channel, ChannelClosed
 from tests.fork_server import Popen, run
 

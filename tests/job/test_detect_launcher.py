@@ -6,8 +6,9 @@ import zlib
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import detect_process_info, expand_hosts, split_address
-from headrace.job.unread_launchers import refuse_unread_launcher
+from headrace.job.addresses import expand_hosts, split_address
+from headrace.job.detect_launcher import detect_process_info, refuse_unread_launcher
+from headrace.job.launchers import LAUNCHERS
 
 OURS = {"HEADRACE_PROCESS": "1", "HEADRACE_NUM_PROCESSES": "4", "HEADRACE_COORDINATOR": "node0:5000"}
 # as Open MPI 4.1.4 sets them (mpirun -n 2 on one host), and with two hosts
@@ -71,42 +72,46 @@ PORT_SKY = 61440 + zlib.crc32(b"sky-2026-11-19-task") % 4096
 PORT_SLURM = 61440 + (4242 * 16 + 1) % 4096
 
 
-@pytest.mark.parametrize(
-    ("environ", "distributed", "expected"),
-    [
-        (OURS, False, (1, 4, "node0:5000", "HEADRACE_PROCESS")),
-        (OPEN_MPI_4, False, (1, 2, f"127.0.0.1:{PORT_4}", "Open MPI")),
-        (TWO_HOSTS, False, (1, 2, f"192.0.2.2:{PORT_4}", "Open MPI")),
-        (TWO_HOSTS | {"HEADRACE_COORDINATOR": "n1:77"}, False, (1, 2, "n1:77", "Open MPI")),
-        (OPEN_MPI_5, False, (1, 2, f"node-7:{PORT_5}", "Open MPI")),
-        (SLURM, False, (5, 7, f"gpu08:{PORT_SLURM}", "Slurm")),
-        # mpirun inside an sbatch job: the daemons are tasks of Slurm, the processes are Open MPI's
-        (SLURM | OPEN_MPI_4, False, (1, 2, f"127.0.0.1:{PORT_4}", "Open MPI")),
-        (KUBERNETES, False, (3, 8, "train-workers-0-0.train:61440", "Kubernetes")),
-        (KUBERNETES | {"HEADRACE_COORDINATOR": "a.b:9"}, False, (3, 8, "a.b:9", "Kubernetes")),
-        (TPU, False, (2, 4, "t0:8476", "TPU pod")),
-        (JAX, False, (3, 4, "job-node-0-0.job:6666", "JAX_PROCESS_ID")),
-        (JAX | {"HEADRACE_COORDINATOR": "a.b:9"}, False, (3, 4, "a.b:9", "JAX_PROCESS_ID")),
-        # the pods of Kubeflow's runtime are those of an Indexed Job
-        (JAX | {"JOB_COMPLETION_INDEX": "3"}, False, (3, 4, "job-node-0-0.job:6666", "JAX_PROCESS_ID")),
-        (TORCHRUN, False, (5, 8, f"node0:{PORT_TORCH}", "torchrun")),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, False, (5, 8, f"127.0.0.1:{PORT_TORCH}", "torchrun")),
-        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, False, (5, 8, f"node0:{PORT_TORCH + 2}", "torchrun")),
-        # the agent is a task of Slurm or a node of SkyPilot, the processes are torchrun's
-        (SLURM | TORCHRUN, False, (5, 8, f"node0:{PORT_TORCH}", "torchrun")),
-        (SKYPILOT | TORCHRUN, False, (5, 8, f"node0:{PORT_TORCH}", "torchrun")),
-        (SKYPILOT, False, (1, 2, f"10.0.0.4:{PORT_SKY}", "SkyPilot")),
-        (TF_CONFIG, True, (1, 2, "worker0:3636", "TF_CONFIG")),
-        (TF_CONFIG_MPI, True, (1, 2, "worker0:3636", "TF_CONFIG")),
-        (TWO_HOSTS, True, (1, 2, f"192.0.2.2:{PORT_4}", "Open MPI")),
-    ],
-)
+CASES = [
+    (OURS, False, (1, 4, "node0:5000", "HEADRACE_PROCESS")),
+    (OPEN_MPI_4, False, (1, 2, f"127.0.0.1:{PORT_4}", "Open MPI")),
+    (TWO_HOSTS, False, (1, 2, f"192.0.2.2:{PORT_4}", "Open MPI")),
+    (TWO_HOSTS | {"HEADRACE_COORDINATOR": "n1:77"}, False, (1, 2, "n1:77", "Open MPI")),
+    (OPEN_MPI_5, False, (1, 2, f"node-7:{PORT_5}", "Open MPI")),
+    (SLURM, False, (5, 7, f"gpu08:{PORT_SLURM}", "Slurm")),
+    # mpirun inside an sbatch job: the daemons are tasks of Slurm, the processes are Open MPI's
+    (SLURM | OPEN_MPI_4, False, (1, 2, f"127.0.0.1:{PORT_4}", "Open MPI")),
+    (KUBERNETES, False, (3, 8, "train-workers-0-0.train:61440", "Kubernetes")),
+    (KUBERNETES | {"HEADRACE_COORDINATOR": "a.b:9"}, False, (3, 8, "a.b:9", "Kubernetes")),
+    (TPU, False, (2, 4, "t0:8476", "TPU pod")),
+    (JAX, False, (3, 4, "job-node-0-0.job:6666", "JAX_PROCESS_ID")),
+    (JAX | {"HEADRACE_COORDINATOR": "a.b:9"}, False, (3, 4, "a.b:9", "JAX_PROCESS_ID")),
+    # the pods of Kubeflow's runtime are those of an Indexed Job
+    (JAX | {"JOB_COMPLETION_INDEX": "3"}, False, (3, 4, "job-node-0-0.job:6666", "JAX_PROCESS_ID")),
+    (TORCHRUN, False, (5, 8, f"node0:{PORT_TORCH}", "torchrun")),
+    (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, False, (5, 8, f"127.0.0.1:{PORT_TORCH}", "torchrun")),
+    (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, False, (5, 8, f"node0:{PORT_TORCH + 2}", "torchrun")),
+    # the agent is a task of Slurm or a node of SkyPilot, the processes are torchrun's
+    (SLURM | TORCHRUN, False, (5, 8, f"node0:{PORT_TORCH}", "torchrun")),
+    (SKYPILOT | TORCHRUN, False, (5, 8, f"node0:{PORT_TORCH}", "torchrun")),
+    (SKYPILOT, False, (1, 2, f"10.0.0.4:{PORT_SKY}", "SkyPilot")),
+    (TF_CONFIG, True, (1, 2, "worker0:3636", "TF_CONFIG")),
+    (TF_CONFIG_MPI, True, (1, 2, "worker0:3636", "TF_CONFIG")),
+    (TWO_HOSTS, True, (1, 2, f"192.0.2.2:{PORT_4}", "Open MPI")),
+]
+
+
+@pytest.mark.parametrize(("environ", "distributed", "expected"), CASES)
 def test_each_way_of_starting(environ: dict[str, str], distributed: bool, expected: tuple) -> None:
     info = detect_process_info(environ, distributed=distributed)
     assert info is not None
     assert (info.process, info.num_processes, info.coordinator, info.detected_by) == expected
     assert info.replicas_per_process == ("TF_CONFIG" in environ)
     assert info.is_first is False
+
+
+def test_each_launcher_is_tried() -> None:
+    assert {expected[3] for _, _, expected in CASES} == {row.name for row in LAUNCHERS}
 
 
 @pytest.mark.parametrize(

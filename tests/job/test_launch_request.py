@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import ProcessInfo
-from headrace.job.launch_commands import job_variables, mpirun_command, split_evenly, srun_command, user_variables
 from headrace.job.launch_request import LaunchRequest, parse_launch_options, script_and_arguments
+from headrace.job.launch_variables import job_variables, split_evenly, user_variables
 from headrace.job.launcher import choose_driver, process_command
+from headrace.job.launchers.open_mpi import mpirun_command
+from headrace.job.launchers.slurm import srun_command
 from headrace.job.local_processes import cores_per_process, describe_exit, process_gpus, process_variables, visible_gpus
+from headrace.job.process_info import ProcessInfo
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)
 POD16 = """-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output"
@@ -151,12 +153,12 @@ def test_line_for_mpirun() -> None:
 
 def test_line_for_srun() -> None:
     request = request_of("--host n[1-2] --num-instances 8 --num-replicas 16 --join-seconds 300 train")
-    assert srun_command(request, ["prog"], job=5) == shlex.split(
+    assert srun_command(request, ["prog"], {}, job=5) == shlex.split(
         "srun --label --kill-on-bad-exit=0 --ntasks=8 --nodes=2 --nodelist=n1,n2 --ntasks-per-node=4 "
         "--export=ALL,HEADRACE_NUM_REPLICAS=16,HEADRACE_JOIN_SECONDS=300 prog"
     )
     with pytest.raises(ConfigError, match="3 processes cannot be divided evenly among 2 hosts"):
-        srun_command(request_of("--host a,b --num-instances 3 train"), ["prog"], job=5)
+        srun_command(request_of("--host a,b --num-instances 3 train"), ["prog"], {}, job=5)
 
 
 def test_who_starts_the_processes() -> None:

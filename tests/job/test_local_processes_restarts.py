@@ -13,9 +13,10 @@ import pytest
 
 from headrace.checkpoint.store import list_checkpoints, load
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import BATCH_REPLICAS, RESTART, detect_restart
 from headrace.job.launch_request import LaunchRequest, parse_launch_options
+from headrace.job.process_info import detect_restart
 from headrace.job.restarts import JobEnd, fitting, run_with_restarts
+from headrace.job.variables import BATCH_REPLICAS, RESTART
 from headrace.telemetry.records import Note, TrainRecord, read_records
 from tests.run.test_processes import TINY
 

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from headrace.cli.options import read_config_arguments, resolve_arguments
-from headrace.job.detect_launcher import ProcessInfo, detect_process_info
+from headrace.job.detect_launcher import detect_process_info
+from headrace.job.process_info import ProcessInfo
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 

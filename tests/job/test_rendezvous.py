@@ -13,7 +13,8 @@ import pytest
 
 from headrace.core.errors import RunStopped
 from headrace.job import rendezvous as module
-from headrace.job.detect_launcher import ProcessInfo, free_port
+from headrace.job.addresses import free_port
+from headrace.job.process_info import ProcessInfo
 from headrace.job.rendezvous import Connections, Peer, _own_addresses, rendezvous
 
 SECRET = "only we know"

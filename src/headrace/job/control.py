@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.core.jax_private import CoordinationClient, coordination_client
 from headrace.core.json_text import parse_json
 from headrace.core.tree import PyTree
-from headrace.job.detect_launcher import Member
+from headrace.job.process_info import Member
 
 T = TypeVar("T")
 

@@ -14,11 +14,12 @@ import jax
 
 from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
 from headrace.core.jax_private import devices_are_started
-from headrace.job.detect_launcher import LAUNCHER_PID, ProcessInfo, detect_process_info
+from headrace.job.detect_launcher import detect_process_info, refuse_unread_launcher
 from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ProgressWatch, ending_message
 from headrace.job.local_processes import process_gpus, visible_gpus
+from headrace.job.process_info import ProcessInfo
 from headrace.job.rendezvous import rendezvous
-from headrace.job.unread_launchers import refuse_unread_launcher
+from headrace.job.variables import LAUNCHER_PID
 
 # For JAX's own last barrier. It can be short: the liveness monitor makes all processes reach it together.
 SHUTDOWN_SECONDS = 5

@@ -8,9 +8,11 @@ from typing import Any
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.local_path import local_text
-from headrace.job.detect_launcher import SILENCE_LIMIT, expand_hosts, read_seconds
+from headrace.job.addresses import expand_hosts
+from headrace.job.launchers import DRIVERS
+from headrace.job.variables import SILENCE_LIMIT, read_seconds
 
-DRIVERS = ("auto", "local", "mpirun", "srun")
+_CHOICES = ("auto", "local", *DRIVERS)
 _NO_IPUS = "IPU partitions do not exist here"
 
 
@@ -81,8 +83,8 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _driver(name: str, text: str) -> str:
-    if text not in DRIVERS:
-        raise ConfigError(f"{name} is {text!r}.", remedy=did_you_mean(text, DRIVERS))
+    if text not in _CHOICES:
+        raise ConfigError(f"{name} is {text!r}.", remedy=did_you_mean(text, _CHOICES))
     return text
 
 
@@ -123,7 +125,7 @@ LAUNCH_OPTIONS = (
         metavar="NAME",
         sets="driver",
         read=_driver,
-        help="what starts the processes: local, mpirun or srun [mpirun for other hosts, srun inside a Slurm job]",
+        help=f"what starts the processes: {', '.join(_CHOICES[1:])} [mpirun for other hosts, srun inside a Slurm job]",
     ),
     LaunchOption(
         name="--coordinator",

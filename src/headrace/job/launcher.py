@@ -1,4 +1,4 @@
-"""Launch a job: choose the driver (local, mpirun or srun), build the command of one process, start."""
+"""Launch a job: choose the driver (this process, or one of DRIVERS), build the command of one process, start."""
 
 import os
 import re
@@ -18,9 +18,8 @@ from typing import IO
 
 from headrace.core.errors import ConfigError
 from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
-from headrace.job.detect_launcher import SECRET
-from headrace.job.launch_commands import mpirun_command, srun_command
 from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
+from headrace.job.launchers import DRIVERS
 from headrace.job.liveness import LAST_MESSAGE
 from headrace.job.local_processes import (
     describe_exit,
@@ -31,6 +30,7 @@ from headrace.job.local_processes import (
     visible_gpus,
 )
 from headrace.job.restarts import JobEnd, answers_ssh, run_with_restarts
+from headrace.job.variables import SECRET
 
 DISTRIBUTED_COMMANDS = ("train", "resume", "validate", "bench")  # those that can run in several processes
 # The reference's scripts, which also start if there is no file of that name.
@@ -47,8 +47,6 @@ def launch(request: LaunchRequest) -> int:
         print(f"note: {note}", file=sys.stderr)
     if driver == "local" and (request.dry_run or request.verbose):
         _show_local(request, command)
-    if driver == "srun" and request.min_processes is not None:
-        raise ConfigError("--min-processes cannot be used with srun.", rule="Slurm itself replaces lost nodes.")
 
     def attempt(now: LaunchRequest, variables: Mapping[str, str]) -> JobEnd:
         if driver == "local":
@@ -63,10 +61,7 @@ def launch(request: LaunchRequest) -> int:
 
 
 def _run_driver(driver: str, request: LaunchRequest, command: Sequence[str], environ: Mapping[str, str]) -> JobEnd:
-    if driver == "srun":
-        line = srun_command(request, command, os.getpid())
-    else:
-        line = mpirun_command(request, command, environ, os.getpid())
+    line = DRIVERS[driver].command(request, command, environ, os.getpid())
     if request.dry_run or request.verbose:
         print(shlex.join(line), flush=True)
     if request.dry_run:
@@ -103,7 +98,7 @@ def process_command(request: LaunchRequest) -> list[str]:
 
 
 def choose_driver(request: LaunchRequest, environ: Mapping[str, str]) -> str:
-    """Return what starts the processes: local, mpirun or srun."""
+    """Return what starts the processes: local, or one of DRIVERS."""
     in_slurm = bool(environ.get("SLURM_JOB_ID"))
     if request.driver != "auto":
         driver = request.driver
@@ -117,7 +112,7 @@ def choose_driver(request: LaunchRequest, environ: Mapping[str, str]) -> str:
     if driver != "local" and not request.dry_run and not shutil.which(driver):
         raise ConfigError(
             f"{driver} is not installed here.",
-            rule="Processes on other hosts are started by mpirun or srun.",
+            rule=f"Processes on other hosts are started by {' or '.join(DRIVERS)}.",
             remedy="Install Open MPI (Debian, Ubuntu: apt-get install openmpi-bin) on all hosts; "
             "or start the processes by hand: see docs/howto/hosts.md.",
         )

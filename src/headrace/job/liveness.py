@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import ProcessLost, RunHung
-from headrace.job.detect_launcher import HANG_SECONDS, read_seconds
 from headrace.job.rendezvous import Channel, ChannelClosed, Connections, Peer
+from headrace.job.variables import HANG_SECONDS, read_seconds
 
 HANG_SECONDS_AT_START = 1800.0  # at least, until the first results of a run
 GRACE_SECONDS = 3.0  # in which process 0 may still write its last record after another process was lost

@@ -18,21 +18,12 @@ from typing import IO
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, ProcessLost, RunHung
 from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
-from headrace.job.detect_launcher import (
-    COORDINATOR,
-    LAUNCHER_PID,
-    LOCAL_PROCESS,
-    LOOPBACK,
-    NUM_LOCAL,
-    NUM_PROCESSES,
-    PROCESS,
-    ProcessInfo,
-    format_address,
-    free_port,
-)
-from headrace.job.launch_commands import job_variables, user_variables
+from headrace.job.addresses import LOOPBACK, format_address, free_port
 from headrace.job.launch_request import LaunchRequest
+from headrace.job.launch_variables import job_variables, user_variables
+from headrace.job.process_info import ProcessInfo
 from headrace.job.restarts import JobEnd
+from headrace.job.variables import COORDINATOR, LAUNCHER_PID, LOCAL_PROCESS, NUM_LOCAL, NUM_PROCESSES, PROCESS
 
 EXIT_SECONDS = 6.0  # for the other processes to exit by themselves after one has failed
 HUNG_SECONDS = 2.0  # the same after one was lost: the others have waited for it already

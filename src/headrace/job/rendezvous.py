@@ -26,15 +26,9 @@ from typing import Any
 from headrace.core.errors import ConfigError, RunStopped
 from headrace.core.json_text import parse_json
 from headrace.core.units import format_list
-from headrace.job.detect_launcher import (
-    COORDINATOR,
-    JOIN_SECONDS,
-    SECRET,
-    ProcessInfo,
-    format_address,
-    free_port,
-    split_address,
-)
+from headrace.job.addresses import format_address, free_port, split_address
+from headrace.job.process_info import ProcessInfo
+from headrace.job.variables import COORDINATOR, JOIN_SECONDS, SECRET
 
 MAX_MESSAGE_BYTES = 1 << 20  # without an end of line: not a message of ours
 SEND_SECONDS = 5.0  # a peer that no longer reads must not block us

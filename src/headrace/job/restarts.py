@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, HeadraceError, RunStopped
-from headrace.job.detect_launcher import BATCH_REPLICAS, RESTART
 from headrace.job.launch_request import LaunchRequest
+from headrace.job.variables import BATCH_REPLICAS, RESTART
 
 # The last is that of a shell's Ctrl-C.
 _FINAL_CODES = (0, HeadraceError.exit_code, RunStopped.exit_code, INTERRUPTED_EXIT_CODE, 130)
