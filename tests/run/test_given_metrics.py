@@ -25,7 +25,7 @@ from headrace.run.design import CustomParts
 from headrace.run.fit import train
 from headrace.telemetry.records import RunStart, ValidationRecord
 from headrace.telemetry.sinks import rewind
-from headrace.telemetry.trackers import TrackerSink
+from headrace.telemetry.trackers.sink import TrackerSink
 
 OPTIONS: dict[str, Any] = {"micro_batch_size": 8, "learning_rate": 0.001, "progress": "none"}
 

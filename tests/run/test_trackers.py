@@ -21,7 +21,7 @@ from headrace.cli.report import report as report_command
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import CurvePoint, Note, Record, RunEnd, TrainRecord, ValidationRecord, read_records
-from headrace.telemetry.trackers import TrackerSink, refuse_missing
+from headrace.telemetry.trackers.sink import TrackerSink, refuse_missing
 
 from .conftest import final_state
 

@@ -18,7 +18,7 @@ from headrace.rows.metrics import METRICS, OF_CLASSES, class_ratio
 from headrace.telemetry.console import LineFormatter
 from headrace.telemetry.records import RunStart, ValidationRecord, best_validation, parse_record
 from headrace.telemetry.sinks import CsvSink, JsonlSink
-from headrace.telemetry.trackers import TrackerSink
+from headrace.telemetry.trackers.sink import TrackerSink
 from headrace.telemetry.validation_report import validation_report
 
 

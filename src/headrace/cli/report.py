@@ -45,7 +45,7 @@ def report(argv: list[str]) -> int:
     if args.images:
         from headrace.report.run_files import read_mapping
         from headrace.run.image_results import write_image_results
-        from headrace.telemetry.trackers import write_mistakes
+        from headrace.telemetry.trackers.tensorboard import write_mistakes
 
         for run in runs:
             given = {"platform": args.platform} if args.platform else {}

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.config.field import Facts, Remark, Rule, conflict, idle, option
 from headrace.rows.curves import CURVES
 from headrace.rows.optimizers import OPTIMIZERS
+from headrace.rows.trackers import TRACKERS
 from headrace.rows.values import (
     BYTES,
     CLASS_WEIGHTS,
@@ -23,6 +24,10 @@ from headrace.rows.values import (
 )
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+
+
+_TRACKING = {name: f"{row.says} (extra {name})." for name, row in TRACKERS.items()}
+_TAKE_HISTOGRAMS = tuple(name for name, row in TRACKERS.items() if row.histograms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,11 +258,12 @@ LEARNING_RULES = (
     ),
     Rule(
         broken=lambda facts: (
-            facts.config.logging.histograms and not (facts.config.logging.tensorboard or facts.config.logging.wandb)
+            facts.config.logging.histograms
+            and not any(getattr(facts.config.logging, name) for name in _TAKE_HISTOGRAMS)
         ),
-        problem=lambda facts: f"{facts.describe('histograms')} without --tensorboard or --wandb.",
-        rule="Histograms go to TensorBoard and Weights & Biases; the run's own records have none.",
-        remedy="Add --tensorboard or --wandb, or leave --histograms out.",
+        problem=lambda facts: f"{facts.describe('histograms')} without --{' or --'.join(_TAKE_HISTOGRAMS)}.",
+        rule="Histograms go to trackers; the run's own records have none.",
+        remedy=f"Add --{' or --'.join(_TAKE_HISTOGRAMS)}, or leave --histograms out.",
     ),
     *(
         Rule(
@@ -385,11 +391,9 @@ class Logging:
         choices=("auto", "bar", "plain", "none"),
     )
     report: bool = option(True, "Write report.html, with curves and results, when a process of the run ends.")
-    tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
-    wandb: bool = option(False, "Track the run with Weights & Biases, offline if nobody is logged in (extra wandb).")
-    mlflow: bool = option(
-        False, "Track the run with MLflow, in the run's directory or at MLFLOW_TRACKING_URI (extra mlflow)."
-    )
+    tensorboard: bool = option(False, _TRACKING["tensorboard"])
+    wandb: bool = option(False, _TRACKING["wandb"])
+    mlflow: bool = option(False, _TRACKING["mlflow"])
     histograms: bool = option(
         False, "Send histograms of each block's weights and gradients to TensorBoard and W&B with every record."
     )

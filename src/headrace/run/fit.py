@@ -102,7 +102,8 @@ from headrace.telemetry.clock import StartTimes, Timeline
 from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
-from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
+from headrace.telemetry.trackers.sink import make_trackers, refuse_missing
+from headrace.telemetry.trackers.tracker import RunDescription
 from headrace.weights.convert import table_lines
 from headrace.weights.weights import Weights
 
