@@ -48,6 +48,7 @@ _HOME = {
     "EarlyStopping": "headrace.run.callbacks",
     "TargetAccuracy": "headrace.run.callbacks",
     "Metric": "headrace.rows.row",
+    "RunEvent": "headrace.run.callbacks",
     "TrainingEvent": "headrace.run.callbacks",
     "ValidationEvent": "headrace.run.callbacks",
     "resume": "headrace.run.fit",
@@ -82,6 +83,7 @@ __all__ = [
     "Pipeline",
     "PipelineState",
     "Predictions",
+    "RunEvent",
     "RunResult",
     "RunStopped",
     "Stage",
@@ -144,7 +146,7 @@ if TYPE_CHECKING:
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
     from headrace.report.curve_svg import draw_run
     from headrace.rows.row import Metric
-    from headrace.run.callbacks import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
+    from headrace.run.callbacks import Callback, EarlyStopping, RunEvent, TargetAccuracy, TrainingEvent, ValidationEvent
     from headrace.run.fit import resume
     from headrace.run.model import Model
     from headrace.run.prediction import Predictions

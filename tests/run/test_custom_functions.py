@@ -1,5 +1,6 @@
 """Losses, metrics and augmentations given by code: in every plan, in the records, and against NumPy."""
 
+import inspect
 import time
 from functools import partial
 from typing import Any
@@ -217,3 +218,27 @@ def test_devices_are_chosen_before_functions_of_a_network_use_jax(quick, monkeyp
     monkeypatch.setattr(fit, "start_run_devices", start_late)
     train(quick(num_epochs=1, weight_updates_per_epoch=1, validation=False), CustomParts(network=network))
     assert order == ["devices", "init"]
+
+
+def _by_numpy(logits):
+    return np.sqrt(logits)
+
+
+def _uses_numpy(logits, labels):
+    return _by_numpy(logits).mean(1)
+
+
+def test_an_error_of_a_function_is_pointed_at_its_line():
+    """Also where the line is in another function of the file, and the last frames are not those of JAX or ours."""
+    with pytest.raises(Exception, match="traced array") as caught:
+        check_objective(None, read_metrics({"mine": _uses_numpy}), 10, ())
+    note, instead = caught.value.__notes__[-2:]
+    line = inspect.getsourcelines(_by_numpy)[1] + 1
+    assert note.endswith(f"test_custom_functions.py, line {line}, in _by_numpy: return np.sqrt(logits)")
+    assert "use jax.numpy" in instead
+    with pytest.raises(TypeError) as caught:
+        check_objective(lambda logits, targets: logits @ targets, (), 10, ())
+    assert "in <lambda>: check_objective(lambda logits, targets: logits @ targets" in caught.value.__notes__[-1]
+    with pytest.raises(Exception, match="traced array") as caught:
+        check_augment(lambda key, images, labels: images if labels[0] > 1 else -images, (8, 8, 3))
+    assert "use jnp.where" in caught.value.__notes__[-1]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.run.callbacks import Callback, Callbacks, EarlyStopping, TargetAccuracy, ValidationEvent, check_callbacks
+from headrace.run.callback_forms import check_callbacks
+from headrace.run.callbacks import Callback, Callbacks, EarlyStopping, TargetAccuracy, ValidationEvent
 from headrace.run.design import CustomParts
 from headrace.run.fit import resume, train, train_or_resume
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
@@ -127,8 +128,8 @@ def test_early_stopping_counts_validations_since_the_best(scores, patience, stop
 
 
 def test_what_is_not_a_callback_is_refused(quick):
-    with pytest.raises(ConfigError, match=r"A callback is a function.*inherit from headrace\.Callback"):
-        check_callbacks([lambda event: None])
+    with pytest.raises(ConfigError, match=r"A callback is a int.*inherits from headrace\.Callback"):
+        check_callbacks([3])
 
     class Wrong(Callback):
         def on_epoch_end(self, event) -> Any:
@@ -142,18 +143,12 @@ def test_a_callback_that_would_never_be_called_is_refused():
     class Misspelt(Callback):
         def on_epoch_ends(self, event) -> None: ...
 
-    class OfKeras(Callback):
-        def on_epoch_end(self, event) -> None: ...
-        def on_train_begin(self, logs=None) -> None: ...
-
     class Nothing(Callback):
         def epoch_end(self, event) -> None: ...
 
     events = "on_call_end, on_step, on_epoch_end, on_validation_end"
     with pytest.raises(ConfigError, match=f"Misspelt has a method on_epoch_ends.*{events}.*Did you mean on_epoch_end"):
         check_callbacks([Misspelt()])
-    with pytest.raises(ConfigError, match=f"OfKeras has a method on_train_begin.*events of a run are {events}"):
-        check_callbacks([OfKeras()])
     for empty in (Nothing(), Callback()):
         with pytest.raises(ConfigError, match=f"no method for any event.*{events}"):
             check_callbacks([empty])

@@ -174,7 +174,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(quick) -> None:
         (lambda: check(value=constant, better="higher"), "better='higher'"),
         (lambda: check(value=constant, sums=lambda *given: {"all": given[0]}), "depend on the number of images"),
         (lambda: check(value=constant, sums=lambda *given: given[0]), "returns a dict of arrays"),
-        (lambda: read_metrics(["f1"]), "no metric 'f1'.*macro_f1"),
+        (lambda: read_metrics(["f1x"]), "no metric 'f1x'.*macro_f1"),
         (lambda: read_metrics(["macro_f1", "macro_f1"]), "macro_f1 is given twice"),
         (lambda: read_metrics([Metric(name="val_acc", per_image=margin)]), "named 'val_acc'"),
         (lambda: EarlyStopping(3, "auk"), "no metric 'auk'"),
@@ -214,3 +214,40 @@ def test_records_of_metrics_survive_json() -> None:
     assert again == start
     assert (again.monitored.better, again.monitored.is_share) == ("less", True)
     assert "asked_metrics" not in RunStart.from_dict({**start.to_dict(), "asked_metrics": ()}).to_dict()
+
+
+def test_metrics_asked_for_by_name_are_measured_and_may_be_monitored(tmp_path):
+    model = Model("toy_model_bn", log_dir=str(tmp_path), micro_batch_size=32, progress="none", config="none")
+    run = model.fit("digits", epochs=2, steps_per_epoch=4, metrics=["f1", "auc", "kappa"], monitor="auc")
+    digits = read_digits()["validation"]
+    logits, labels = model.logits(digits.images), digits.labels
+    assert run.best is not None
+    step = run.best.step
+    (at,) = np.flatnonzero(run.metrics["val_step"] == step)
+    found = model.evaluate(digits.images, digits.labels)["metrics"]
+    areas = []
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    for each in range(10):
+        one, rest = shares[labels == each, each], shares[labels != each, each]
+        areas.append(((one[:, None] > rest).mean() + (one[:, None] >= rest).mean()) / 2)
+    assert found["auc"] == pytest.approx(np.mean(areas), rel=1e-5)
+    assert run.best.metrics["auc"] == pytest.approx(max(run.metrics["val_auc"]))
+    assert run.history["val_kappa"][at] == pytest.approx(run.best.metrics["kappa"])
+
+
+def test_history_has_an_entry_for_each_epoch(tmp_path):
+    model = Model("toy_model_bn", log_dir=str(tmp_path), micro_batch_size=32, progress="none", config="none")
+    options: dict[str, Any] = {"epochs": 4, "steps_per_epoch": 6, "seed": 3}
+    plain = model.fit("digits", **options)
+    assert plain.history["epoch"] == [1, 2, 3, 4]
+    for name in ("loss", "accuracy", "learning_rate"):
+        assert plain.history[name] == pytest.approx(list(plain.metrics[name]))
+    assert plain.history["val_loss"] == pytest.approx(list(plain.metrics["val_loss"]))
+    # four records an epoch, of 1 and 2 steps: their means are those of the epoch; validation every other epoch
+    fresh = Model("toy_model_bn", log_dir=str(tmp_path), micro_batch_size=32, progress="none", config="none")
+    fine = fresh.fit("digits", logs_per_epoch=4, validations_per_epoch=0.5, **options)
+    assert len(fine.metrics["loss"]) == 16
+    for name in ("loss", "accuracy"):
+        assert fine.history[name] == pytest.approx(plain.history[name], rel=1e-5)
+    assert np.isnan(fine.history["val_loss"]).tolist() == [True, False, True, False]
+    assert fine.history["val_loss"][3] == pytest.approx(plain.history["val_loss"][3], rel=1e-5)

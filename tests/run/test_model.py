@@ -173,7 +173,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(fitted, photos, tmp_path):
         (lambda: fresh.fit(3), "The data is a int"),
         (lambda: fresh.fit(str(photos), validation_data=(1, 2)), "both parts"),
         (lambda: fresh.fit(digits.images, digits.labels, image_size=32), "image_size has no meaning"),
-        (lambda: fresh.fit(digits.images, digits.labels, callbacks=anything([print])), "A callback is a builtin"),
+        (lambda: fresh.fit(digits.images, digits.labels, callbacks=anything([7])), "A callback is a int"),
         (lambda: fresh.fit(digits.images, digits.labels, validation_split=2), "validation_split is 2"),
         (lambda: fresh.fit(digits.images, np.eye(10)[digits.labels]), "argmax"),
         (lambda: fresh.fit(digits.images, digits.labels.astype(str)), "np.unique"),
@@ -258,3 +258,29 @@ def test_a_fit_that_names_its_directory_needs_none_of_the_model(tmp_path: Path) 
     model = Model("toy_model_bn", log_dir=str(tmp_path / "runs"), **SMALL)
     place = tmp_path / "elsewhere"
     assert model.fit(digits.images, digits.labels, epochs=1, steps_per_epoch=1, output=place).directory == place
+
+
+def test_a_prediction_is_explained_alike_in_each_form_of_the_image(fitted, photos):
+    model, _ = fitted
+    file = sorted((photos / "val").rglob("*.jpg"))[0]
+    found = model.explain(file)
+    assert (found.name, found.probability) == (
+        model.predict(file)[0].name,
+        pytest.approx(model.predict(file)[0].probability, rel=1e-4),
+    )
+    forms = [model.explain(file.read_bytes()), model.explain(found.pixels)]
+    forms.append(model.explain(Image.fromarray(found.pixels)) if found.pixels.shape[0] == 32 else forms[0])
+    for other in forms:
+        assert other.maps.keys() == found.maps.keys()
+        for name, heat in found.maps.items():
+            np.testing.assert_array_equal(other.maps[name], heat)
+    assert found._repr_png_()[:4] == b"\x89PNG"
+    last = model.class_names[-1]
+    assert model.explain(file, last).name == last
+    for wrong, message in ((found.pixels.astype(np.float32), "float32"), (found.pixels[1:], r"uint8 \["), (3, "int")):
+        with pytest.raises(HeadraceError, match=message):
+            model.explain(wrong)
+    with pytest.raises(ConfigError, match="There is no class"):
+        model.explain(found.pixels, "nothing")
+    with pytest.raises(DataError, match="cannot be read"):
+        model.explain(b"no image")

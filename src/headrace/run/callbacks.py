@@ -1,4 +1,6 @@
-"""Callbacks: what code or options do when a call, an epoch or a validation has ended. They may stop the run.
+"""Callbacks: what code or options do when a run begins or ends, or a call, an epoch or a validation has ended.
+
+They may stop the run.
 
 They run in process 0 (in all processes where a callback says so), in the thread that reads results, while the devices
 work on the next call. After an epoch or a validation that a callback waits for, the next call is launched only once it
@@ -12,11 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.config.schema import Run
-from headrace.core.errors import ConfigError, nearest
+from headrace.core.errors import ConfigError
 from headrace.rows.metrics import METRICS
 from headrace.rows.row import Metric
 from headrace.run.custom_functions import metric
 from headrace.telemetry.records import ValidationRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvent:
+    """The beginning of the training of a run, or its end: then `outcome` is finished, stopped or interrupted."""
+
+    directory: Path
+    step: int
+    epoch: float
+    num_epochs: int
+    steps_per_epoch: int
+    outcome: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +44,7 @@ class TrainingEvent:
     loss: float
     accuracy: float
     metrics: Mapping[str, float] = field(default_factory=dict)  # those given by code
+    validation_follows: bool = False  # on this step, whose results come with on_validation_end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +71,12 @@ class Callback:
     """
 
     every_process = False
+
+    def on_train_begin(self, event: RunEvent) -> str | None:
+        """Do something before the first call, once the programs are compiled."""
+
+    def on_train_end(self, event: RunEvent) -> None:
+        """Do something after the last step and its validation, however the run ended but by an error."""
 
     def on_call_end(self, event: TrainingEvent) -> str | None:
         """Do something after a call of the device program, about once a second."""
@@ -157,6 +179,13 @@ class Callbacks:
         """Whether some callback looks at single steps."""
         return self._any("on_step")
 
+    def train_begins(self, event: RunEvent) -> None:
+        self._decide([callback.on_train_begin(event) for callback in self._called])
+
+    def train_ended(self, event: RunEvent) -> None:
+        for callback in self._called:
+            callback.on_train_end(event)
+
     def step_ended(self, event: TrainingEvent) -> None:
         self._decide([callback.on_step(event) for callback in self._called])
 
@@ -181,49 +210,13 @@ class Callbacks:
 
     def _any(self, method: str) -> bool:
         # Only callbacks that override a method make the run wait for it: waiting costs the overlap of two calls.
-        return any(_overrides(each, method) for each in self._callbacks)
+        return any(overrides(each, method) for each in self._callbacks)
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
-def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    """Return callbacks given by code; refuse anything else, and what would never be called."""
-    given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
-    found = tuple(each for each in given if isinstance(each, Callback))
-    if wrong := [each for each in given if not isinstance(each, Callback)]:
-        first = wrong[0]
-        given_class = first.__name__ if isinstance(first, type) and issubclass(first, Callback) else ""
-        raise ConfigError(
-            f"A callback is a {type(wrong[0]).__name__}.",
-            rule="Callbacks are a list of objects whose classes inherit from headrace.Callback.",
-            remedy=f"Give an object: {given_class}()." if given_class else f"Override {' or '.join(EVENTS)}.",
-        )
-    for callback in found:
-        _refuse_unknown_events(callback)
-    return found
-
-
-def _refuse_unknown_events(callback: Callback) -> None:
-    """Refuse a callback with a method for an event that there is not, or without one for any event."""
-    name, events = type(callback).__name__, ", ".join(EVENTS)
-    methods = [method for method in dir(callback) if method.startswith("on_") and callable(getattr(callback, method))]
-    if unknown := [method for method in methods if method not in EVENTS]:
-        guess = nearest(unknown[0], EVENTS)
-        raise ConfigError(
-            f"The callback {name} has a method {unknown[0]}, which no event calls.",
-            rule=f"The events of a run are {events}.",
-            remedy=f"Did you mean {guess}?" if guess else "Use one of these, or give the method another beginning.",
-        )
-    if not any(_overrides(callback, event) for event in EVENTS):
-        raise ConfigError(
-            f"The callback {name} has no method for any event.",
-            rule=f"The events of a run are {events}.",
-            remedy="Override one of them, or leave the callback out.",
-        )
-
-
-def _overrides(callback: Callback, event: str) -> bool:
+def overrides(callback: Callback, event: str) -> bool:
     """Say whether a callback has a method of its own for an event, in its class or as an attribute."""
     return getattr(getattr(callback, event), "__func__", None) is not getattr(Callback, event)
 

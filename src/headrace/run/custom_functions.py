@@ -3,6 +3,10 @@
 They are traced once here, for the shape of what they return, without a device.
 """
 
+import inspect
+import linecache
+import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +20,7 @@ from headrace.engine.objective import SUMS, LossFunction, MetricFunction
 from headrace.model.context import Ctx, Draws
 from headrace.model.sample_keys import sample_key
 from headrace.rows.metrics import METRICS
+from headrace.rows.named_metrics import NAMED, OTHER_NAMES
 from headrace.rows.row import Metric, no_value
 from headrace.telemetry.records import TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import VALIDATION_COLUMNS
@@ -24,7 +29,7 @@ from headrace.telemetry.sinks import VALIDATION_COLUMNS
 AugmentFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # {name: function with a value per image}, or a list of metrics and of names of ours
-Metrics = Mapping[str, MetricFunction] | Sequence[Metric | str]
+Metrics = Mapping[str, MetricFunction] | Sequence[Metric | str] | str
 
 _TAKEN = {
     *(*SUMS, *METRICS, *VALIDATION_COLUMNS),
@@ -37,8 +42,8 @@ def read_metrics(given: Metrics) -> tuple[Metric, ...]:
     """Return the metrics that code gave as rows; refuse what is none."""
     if isinstance(given, Mapping):
         rows = [Metric(name=name, per_image=function) for name, function in given.items()]
-    elif isinstance(given, list | tuple):
-        rows = [metric(each) for each in given]
+    elif isinstance(given, list | tuple | str):
+        rows = [metric(each) for each in ([given] if isinstance(given, str) else given)]
     else:
         raise ConfigError(
             f"metrics is a {type(given).__name__}.",
@@ -46,7 +51,7 @@ def read_metrics(given: Metrics) -> tuple[Metric, ...]:
         )
     names = [row.name for row in rows]
     for row in rows:
-        if METRICS.get(row.name) is row:
+        if METRICS.get(row.name) is row or NAMED.get(row.name) is row:
             continue
         if not isinstance(row.name, str) or not row.name.isidentifier() or row.name in _TAKEN:
             raise ConfigError(
@@ -63,12 +68,15 @@ def metric(given: object) -> Metric:
     if isinstance(given, Metric):
         return given
     if isinstance(given, str):
-        if given not in METRICS:
-            raise ConfigError(f"There is no metric {given!r}.", remedy=did_you_mean(given, METRICS))
-        return METRICS[given]
+        known = {**METRICS, **NAMED}
+        plain = given.lower().replace("-", "_").replace(" ", "_")
+        name = OTHER_NAMES.get(plain, plain)
+        if name not in known:
+            raise ConfigError(f"There is no metric {given!r}.", remedy=did_you_mean(name, known))
+        return known[name]
     raise ConfigError(
         f"A metric is a {type(given).__name__}.",
-        rule=f"A list has headrace.Metric and names: {', '.join(METRICS)}.",
+        rule=f"A list has headrace.Metric and names: {', '.join((*METRICS, *NAMED))}.",
         remedy='A function with a value per image is given as {"name": function}.',
     )
 
@@ -145,10 +153,8 @@ def _try_value(row: Metric, num_classes: int) -> None:
     try:
         value = row.value({"scores": logits, "labels": labels} if row.of_scores else sums)
         number = None if value is None else float(value)
-    # The user's own error, with its own traceback.
     except Exception as error:
-        error.add_note(f"headrace: the value of the metric {row.name} failed on a made-up validation.")
-        raise
+        raise pointed(error, row.value, f"the value of the metric {row.name} failed on a made-up validation") from None
     if number is not None and row.is_share and not -1e-6 <= number <= 1 + 1e-6:
         raise ConfigError(
             f"The metric {row.name} is {number:g} of a made-up validation, and its unit is %.",
@@ -161,10 +167,8 @@ def _traced_sums(row: Metric, *given: jax.ShapeDtypeStruct) -> dict[str, tuple[t
     assert row.sums is not None
     try:
         made = jax.eval_shape(row.sums, *given)
-    # The user's own error, with its own traceback: replacing it would hide the line that is wrong.
     except Exception as error:
-        error.add_note(f"headrace: the sums of the metric {row.name} failed while JAX traced them.")
-        raise
+        raise pointed(error, row.sums, f"the sums of the metric {row.name} failed while JAX traced them") from None
     if not isinstance(made, Mapping) or not all(isinstance(each, jax.ShapeDtypeStruct) for each in made.values()):
         raise ConfigError(
             f"The sums of the metric {row.name} are a {type(made).__name__}.",
@@ -210,7 +214,9 @@ def check_augment(function: AugmentFunction | None, image_hwc: tuple[int, int, i
     def call(images: jax.Array, labels: jax.Array, numbers: jax.Array) -> jax.Array:
         return function(_key(0, 0, numbers), images, labels)
 
-    made = _traced("augment", call, images, labels, numbers) if callable(function) else _traced("augment", function)
+    if not callable(function):
+        raise ConfigError(f"The augment is a {type(function).__name__}.", rule="It is a function.")
+    made = _traced("augment", call, images, labels, numbers, given_function=function)
     if made.shape != images.shape or not jnp.issubdtype(made.dtype, jnp.floating):
         rule = f"It returns the images, floating-point numbers [N, {', '.join(map(str, image_hwc))}]."
         raise _wrong("augment", made, {}, rule)
@@ -233,19 +239,56 @@ def _array(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _traced(what: str, function: object, *given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Return the shape of what a function returns; an error inside it is raised as it is, with a note."""
+def _traced(
+    what: str, function: object, *given: jax.ShapeDtypeStruct, given_function: object = None
+) -> jax.ShapeDtypeStruct:
+    """Return the shape of what a function returns; an error inside it is raised as it is, pointed at its line."""
     if not callable(function):
         raise ConfigError(f"The {what} is a {type(function).__name__}.", rule="It is a function.")
     try:
         made = jax.eval_shape(function, *given)
-    # The user's own error, with its own traceback: replacing it would hide the line that is wrong.
     except Exception as error:
-        error.add_note(f"headrace: the {what} failed while JAX traced it; it is a pure function of JAX arrays.")
-        raise
+        said = f"the {what} failed while JAX traced it; it is a pure function of JAX arrays"
+        raise pointed(error, given_function or function, said) from None
     if not isinstance(made, jax.ShapeDtypeStruct):
         raise ConfigError(f"The {what} returned a {type(made).__name__}.", rule="It returns one array.")
     return made
+
+
+# What the errors of JAX's tracing mean for somebody who knows NumPy.
+_INSTEAD = {
+    "TracerArrayConversionError": "A function of NumPy was given an array of JAX: use jax.numpy.",
+    "TracerBoolConversionError": "Python's if, and, or, not cannot look at an array while it is traced: use jnp.where.",
+    "TracerIntegerConversionError": "A number that is being traced cannot be an index or a shape of Python.",
+    "ConcretizationTypeError": "float(), int(), if and shapes cannot look at an array while it is traced.",
+    "NonConcreteBooleanIndexError": "x[mask] has no fixed shape: use jnp.where(mask, x, 0).",
+}
+
+
+def pointed(error: Exception, function: object, said: str) -> Exception:
+    """Return a user's own error with a traceback that begins in their file, and a note that says the line."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    frames = list(traceback.walk_tb(error.__traceback__))
+    mine = [number for number, (frame, _) in enumerate(frames) if _is_users(frame.f_code, code)]
+    note = f"headrace: {said}."
+    if mine:
+        frame, line = frames[mine[-1]]
+        place = frame.f_code.co_filename
+        source = linecache.getline(place, line, frame.f_globals).strip()
+        note = f"headrace: {said}: {place}, line {line}, in {frame.f_code.co_name}{': ' * bool(source)}{source}"
+        begin = error.__traceback__
+        for _ in range(mine[0]):
+            begin = begin.tb_next if begin else None
+        error = error.with_traceback(begin)
+    error.add_note(note)
+    if instead := _INSTEAD.get(type(error).__name__):
+        error.add_note(f"headrace: {instead}")
+    return error
+
+
+def _is_users(code: types.CodeType, function: types.CodeType | None) -> bool:
+    """Say whether a frame is of the file that a function is in: not of JAX, and not of ours."""
+    return code is function or (function is not None and code.co_filename == function.co_filename)
 
 
 def _wrong(what: str, made: jax.ShapeDtypeStruct, names: Mapping[int, str], rule: str) -> ConfigError:

@@ -317,7 +317,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts, run_
         training = _Training(
             prepared, calls, feed, recorder, validator, reader, profile, length, interrupt, is_left, rates, reports
         )
+        recorder.training_begins(step)
         trained, stopped_by = training.run(trained, block)
+        recorder.training_ended(stopped_by)
         recorder.fed(feed.stats, plan.feed)
         for text in describe_profile(profile, design, devices) if wanted else ():
             recorder.note(text)

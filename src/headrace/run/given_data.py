@@ -14,6 +14,7 @@ from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import local_path
 from headrace.core.units import format_list
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, open_images, resolved_set
+from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.image_source import decoded_source
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.bad_samples import BadSamples
@@ -27,6 +28,8 @@ from headrace.data.sets.samples import FileSamples, Samples
 from headrace.data.sets.source import Source, memory_source
 from headrace.model.network import Network
 from headrace.run.network_summary import shape_text
+from headrace.run.prediction import read_sample
+from headrace.weights.input_form import InputForm
 from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
 _LISTED = 5  # names of classes in a message
@@ -264,6 +267,28 @@ def images_to_predict(images: Any, image_hwc: tuple[int, int, int]) -> Labelled 
     if hasattr(images, "__len__") and isinstance(_first(images), np.ndarray):
         return images
     return images_alone(images)
+
+
+def one_image(image: np.ndarray, image_hwc: tuple[int, int, int]) -> np.ndarray:
+    """Return one image as the network takes it, bytes [H, W, C]; refuse anything else."""
+    shaped = image[..., None] if image.ndim == 2 and image_hwc[2] == 1 else image
+    if shaped.shape != image_hwc or shaped.dtype != np.uint8:
+        raise DataError(
+            f"The image is {image.dtype} [{', '.join(map(str, image.shape))}].",
+            rule=f"One image as an array is uint8 [{', '.join(map(str, image_hwc))}], as the network takes it.",
+            remedy="Give a file or a Pillow image, which are resized and cropped.",
+        )
+    return shaped
+
+
+def picture_pixels(image: object, form: InputForm) -> np.ndarray:
+    """Return a picture decoded, resized and cropped as validation does it."""
+    pixels = np.zeros(form.image_hwc, np.uint8)
+    try:
+        read_sample(form, PictureSamples(images_alone(image)), pixels)
+    except BadImage as error:
+        raise DataError(f"The image cannot be read: {error}.") from None
+    return pixels
 
 
 def image_paths(images: Any) -> Sequence[Path] | None:

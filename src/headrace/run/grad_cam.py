@@ -1,5 +1,6 @@
 """Grad-CAM: where in an image the last blocks found evidence for a class."""
 
+import io
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ _MAPS, _BEST = 2, 5
 _COLD, _HOT = np.array([0, 60, 140], np.float32), np.array([255, 214, 64], np.float32)  # also for colour-blind readers
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Explanation:
     """The class explained with its probability, the best classes, and a map [h, w] from 0 to 1 for each block."""
 
@@ -30,6 +31,19 @@ class Explanation:
     probability: float
     best: tuple[tuple[str, float], ...]
     maps: dict[str, np.ndarray]
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.name} {format_percent(self.probability)}, {', '.join(self.maps)})"
+
+    def drawn(self) -> Image.Image:
+        """Return one picture of it all, for `save` or `show`."""
+        return draw_explanation(self)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture for a notebook."""
+        out = io.BytesIO()
+        self.drawn().save(out, "PNG")
+        return out.getvalue()
 
 
 def explained_blocks(network: Network) -> tuple[int, ...]:
@@ -60,12 +74,21 @@ class Explainer:
 
     def explain(self, file: Path, class_name: str | None = None) -> Explanation:
         """Explain why an image is of a class, by default of the one that is predicted."""
-        weights, names = self.weights, self.weights.class_names
+        self._check_class(class_name)
+        pixels = np.zeros(self.weights.network.input_hwc, np.uint8)
+        if problem := read_image(self.weights.form, file, pixels):
+            raise DataError(f"Cannot read {file}: {problem}.")
+        return self.explain_pixels(pixels, class_name)
+
+    def _check_class(self, class_name: str | None) -> None:
+        names = self.weights.class_names
         if class_name is not None and class_name not in names:
             raise ConfigError(f"There is no class {class_name}.", remedy=did_you_mean(class_name, names))
-        pixels = np.zeros((1, *weights.network.input_hwc), np.uint8)
-        if problem := read_image(weights.form, file, pixels[0]):
-            raise DataError(f"Cannot read {file}: {problem}.")
+
+    def explain_pixels(self, image: np.ndarray, class_name: str | None = None) -> Explanation:
+        """Explain an image as the network gets it, bytes [H, W, C]."""
+        self._check_class(class_name)
+        weights, names, pixels = self.weights, self.weights.class_names, image[None]
         images = np.asarray(preprocess(pixels, None, 0, weights.form.preprocess, train=False))
         shares = np.asarray(jax.nn.softmax(self._logits(images)))[0]
         label = names.index(class_name) if class_name is not None else int(shares.argmax())

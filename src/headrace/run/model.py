@@ -47,7 +47,7 @@ from headrace.model.zoo import build_network
 from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
 from headrace.rows.exports import find_export, format_of
-from headrace.run.callbacks import Callback, check_callbacks
+from headrace.run.callback_forms import CallbackLike, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Metrics
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
@@ -65,13 +65,16 @@ from headrace.run.given_data import (
     image_pair,
     image_paths,
     images_to_predict,
+    one_image,
     picture_dataset,
     picture_evaluation,
     picture_options,
+    picture_pixels,
     refuse_mismatch,
     validation_folder,
     validation_option,
 )
+from headrace.run.grad_cam import Explainer, Explanation
 from headrace.run.lr_find import FoundRates, find_learning_rate
 from headrace.run.model_inputs import (
     NAMED_OF_ONE_SET,
@@ -216,7 +219,7 @@ class Model:
         *,
         validation_data: object = None,
         resume: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         loss: LossFunction | str | None = None,
         metrics: Metrics | None = None,
         augment: AugmentFunction | None = None,
@@ -230,6 +233,9 @@ class Model:
         first, then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the
         same data.
         Afterwards the model has the weights of the best validation; without validation, those after the last step.
+
+        `callbacks`: functions of an event, called after each epoch or on the event that they are named after, objects
+        of `headrace.Callback`, or with the methods of a callback of Keras.
 
         Functions traced into the step: `loss(logits, targets)` (or its name, "bce"), `metrics` {name: f(logits,
         labels)} with a value per image (or a list of `headrace.Metric` and of names), and `augment(key, images,
@@ -439,6 +445,23 @@ class Model:
         weights = self._chosen(weights)
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
+
+    @tuned_interpreter()
+    def explain(self, image: object, class_name: str | None = None, *, weights: str = AUTO) -> Explanation:
+        """Return where in an image the network found a class, by default the one that it predicts (Grad-CAM).
+
+        The image is a file, a Pillow image, encoded bytes, or bytes [H, W, C] as the network takes them. A notebook
+        shows the result; `.drawn().save("where.png")` writes it, `.maps` has an array for each block.
+        """
+        self._load_given_weights()
+        chosen = self._usable(weights, "explain")
+        start_devices(self.config.run.platform, 1)
+        explainer = Explainer(chosen)
+        if isinstance(image, str | os.PathLike):
+            return explainer.explain(local_path(image).expanduser(), class_name)
+        if isinstance(image, np.ndarray):
+            return explainer.explain_pixels(one_image(image, self.network.input_hwc), class_name)
+        return explainer.explain_pixels(picture_pixels(image, chosen.form), class_name)
 
     def _with_files(self, paths: Sequence[Path], which: str) -> tuple[list[Path], Weights]:
         """Return the image files among paths and folders, and the weights for them, with a device started."""

@@ -19,7 +19,7 @@ from headrace.core.units import format_percent
 from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.feeding.fetch import FetchImages
-from headrace.data.sets.samples import FileSamples
+from headrace.data.sets.samples import FileSamples, Samples
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, PROBABILITIES, EvalSpec, Reducer, WholeForward
 from headrace.engine.ready import outputs
@@ -230,8 +230,8 @@ def with_flip(weights: Weights, flip: bool | None) -> Weights:
     return replace(weights, resolved=with_values(weights.resolved, {"validation_flip": said}))
 
 
-def read_image(form: InputForm, path: Path, out: np.ndarray) -> str:
-    """Decode an image into `out` as validation does; return what is wrong with it, or nothing."""
+def read_sample(form: InputForm, samples: Samples, out: np.ndarray) -> None:
+    """Decode the first of some images into `out` as validation does; BadImage says what is wrong with it."""
     height, _, channels = form.image_hwc
     view = ViewSpec(
         size=height,
@@ -240,8 +240,13 @@ def read_image(form: InputForm, path: Path, out: np.ndarray) -> str:
         antialias=form.antialias,
         bicubic=form.interpolation == "bicubic",
     )
+    decode_into(samples, 0, 0, view, out, None)
+
+
+def read_image(form: InputForm, path: Path, out: np.ndarray) -> str:
+    """Decode an image file into `out` as validation does; return what is wrong with it, or nothing."""
     try:
-        decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, view, out, None)
+        read_sample(form, FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), out)
     except BadImage as error:
         return str(error) if path.exists() else "the file does not exist"
     except OSError as error:

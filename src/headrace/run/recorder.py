@@ -31,7 +31,7 @@ from headrace.report.curve_svg import write_curve
 from headrace.report.run_files import MACHINE_FILE, read_mapping
 from headrace.report.run_report import write_run_report
 from headrace.rows.metrics import OF_CLASSES
-from headrace.run.callbacks import Callbacks, TrainingEvent, ValidationEvent
+from headrace.run.callbacks import CALLBACK, Callbacks, RunEvent, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.expected_time import Forecast
@@ -263,6 +263,28 @@ class RunRecorder:
             loss=sums.mean(sums.loss),
             accuracy=sums.mean(sums.top1),
             metrics=sums.metric_means(),
+            validation_follows=self._design.config.validation.validation and self.steps.validation_due(step),
+        )
+
+    def training_begins(self, step: int) -> None:
+        """Run the callbacks of the beginning."""
+        self.callbacks.train_begins(self._run_event(step))
+
+    def training_ended(self, stopped_by: str | None) -> None:
+        """Run the callbacks of the end: stopped by a signal or a callback, None if there is nothing more to train."""
+        reason = (stopped_by or "").removeprefix(CALLBACK) if (stopped_by or "").startswith(CALLBACK) else ""
+        outcome = "finished" if stopped_by is None else "stopped" if reason else "interrupted"
+        self.callbacks.train_ended(self._run_event(self.step, outcome, reason))
+
+    def _run_event(self, step: int, outcome: str = "", reason: str = "") -> RunEvent:
+        return RunEvent(
+            directory=self._directory.path,
+            step=step,
+            epoch=self._epoch(step),
+            num_epochs=self._design.config.batch.num_epochs,
+            steps_per_epoch=self._design.plan.steps.updates_per_epoch,
+            outcome=outcome,
+            reason=reason,
         )
 
     def log(self, step: int) -> None:

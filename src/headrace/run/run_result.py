@@ -1,5 +1,8 @@
 """The result of a run: how it ended and, read from its directory when asked for, its metrics, checkpoint and plot."""
 
+import bisect
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -29,6 +32,7 @@ from headrace.telemetry.records import (
 )
 
 Arrays = dict[str, np.ndarray]
+_ROUNDED = 1e-9  # of an epoch: 4 steps of 44 are 0.0909..., and eleven times that may be a little more than 1
 
 
 class MetricArrays(dict[str, np.ndarray]):
@@ -84,6 +88,14 @@ class RunResult:
             found = _arrays(curves, f"validation/{weights}", ValidationRecord)
             arrays |= {start + {"top1": "accuracy"}.get(name, name): array for name, array in found.items()}
         return MetricArrays(arrays)
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """The run's numbers by name as lists with one entry per epoch, as Keras has them: loss, accuracy, val_loss, ...
+
+        Where records are rarer than epochs, one entry per record; NaN where an epoch had no validation.
+        """
+        return by_epoch(self.records)
 
     @property
     def best_checkpoint(self) -> Path | None:
@@ -161,6 +173,38 @@ def ended_result(directory: Path) -> RunResult:
         reason=f"before this command, which changed nothing{': ' * stopped}{end.reason}; to train longer: "
         f"headrace resume {directory} {change}",
     )
+
+
+def by_epoch(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Return the means over each epoch that ended with a training record, and what the last validation in it found."""
+    found: dict[str, list[float]] = {}
+    steps: list[int] = []  # at which entries end
+    gathered: list[tuple[int, TrainRecord]] = []  # the records of an epoch, each with its number of steps
+    training = [record for record in records if isinstance(record, TrainRecord)]
+    before = 0
+    for record, after in zip(training, [*training[1:], None], strict=True):
+        gathered.append((record.step - before, record))
+        before = record.step
+        if after is not None and math.ceil(after.epoch - _ROUNDED) == math.ceil(record.epoch - _ROUNDED):
+            continue
+        total = sum(number for number, _ in gathered)
+        rows = {"epoch": record.epoch, "learning_rate": record.learning_rate}
+        for name in ("loss", "accuracy"):
+            rows[name] = sum(number * getattr(each, name) for number, each in gathered) / total
+        for name in record.metrics:
+            rows[name] = sum(number * each.metrics.get(name, math.nan) for number, each in gathered) / total
+        for name, value in rows.items():
+            found.setdefault(name, []).append(value)
+        steps.append(record.step)
+        gathered = []
+    for record in records:
+        if isinstance(record, ValidationRecord) and steps:
+            start = "val_" if record.weights == "raw" else f"val_{record.weights}_"
+            entry = bisect.bisect_left(steps, record.step)
+            for name, value in {"loss": record.loss, "accuracy": record.top1, **record.metrics}.items():
+                row = found.setdefault(start + name, [math.nan] * len(steps))
+                row[min(entry, len(steps) - 1)] = value
+    return found
 
 
 def _arrays(curves: Curves, kind: str, record: type[Record]) -> Arrays:
