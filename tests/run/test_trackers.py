@@ -1,9 +1,12 @@
 """Trackers: what TensorBoard's files and W&B's offline runs hold, read back; failures that do not stop a run."""
 
+import contextlib
 import importlib
 import importlib.util
 import io
 import json
+import os
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -154,7 +157,7 @@ def _read_by_tensorboard(directory: Path, written: dict[tuple[str, int], Any]) -
 
 
 def test_histograms_without_a_tracker_are_refused(quick):
-    with pytest.raises(ConfigError, match="without --tensorboard or --wandb"):
+    with pytest.raises(ConfigError, match="without --tensorboard or --wandb or --trackio"):
         quick(histograms=True)
 
 
@@ -255,7 +258,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_alone():
 
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run(quick, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for option in ("wandb", "tensorboard", "mlflow"):
+    for option in ("wandb", "tensorboard", "mlflow", "trackio"):
         with pytest.raises(ConfigError, match=rf"pip install 'headrace\[{option}\]'"):
             refuse_missing(quick(**{option: True}).config.logging)
 
@@ -325,3 +328,86 @@ def test_mlflow_files_have_the_numbers(quick, monkeypatch):
     assert (place.parent / "params" / "num_epochs").read_text() == "2"
     assert list((place.parent / "artifacts").glob("validation/raw/confusion_matrix/*.png"))
     assert not [r for r in read_records(result.directory) if isinstance(r, Note) and "failed" in r.text]
+
+
+def test_trackio_is_told_every_number_and_a_resume_continues_its_run(quick, monkeypatch, capsys):
+    """With a stand-in for the package, which is too large for the tests; the next test reads what the package wrote."""
+    calls: list[tuple[str, dict[str, Any], Any]] = []
+
+    class Run:
+        name = "wheel"
+
+        def log(self, values, step):
+            calls.append(("log", values, step))
+
+        def finish(self):
+            print("* Run finished.")
+            calls.append(("finish", {}, None))
+
+    def init(**named):
+        print("* Trackio project initialized")
+        calls.append(("init", named, None))
+        return Run()
+
+    package = ModuleType("trackio")
+    vars(package).update(
+        init=init,
+        Image=lambda pixels: pixels,
+        Histogram=lambda np_histogram: np_histogram,
+        utils=SimpleNamespace(TRACKIO_DIR="place"),
+    )
+    package.__spec__ = importlib.util.spec_from_loader("trackio", None)
+    monkeypatch.setitem(sys.modules, "trackio", package)
+    for name in ("TRACKIO_PROJECT", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    result = train(quick(**QUICK, trackio=True, histograms=True))
+    assert "* " not in capsys.readouterr().out, "what it prints stays out of the progress line"
+    kind, about, _ = calls[0]
+    assert (kind, about["project"], about["name"], about["resume"]) == (
+        "init",
+        "headrace",
+        result.directory.name,
+        "never",
+    )
+    assert about["config"]["options"]["num_epochs"] == 2
+    told = {(key, step): value for kind, values, step in calls if kind == "log" for key, value in values.items()}
+    for record in read_records(result.directory):
+        if isinstance(record, CurvePoint):
+            assert told["train/loss", record.step] == record.loss
+        if isinstance(record, ValidationRecord):
+            assert told[f"validation/{record.weights}/macro_f1", record.step] == record.metrics["macro_f1"]
+            assert told[f"validation/{record.weights}/confusion_matrix", record.step].shape[2] == 3
+    assert told["run/time_to_train", 8] > 0, "at the last step"
+    assert told["outcome", 8] == "finished"
+    assert any(name.startswith("gradients/") for name, _ in told)
+    assert calls[-1][0] == "finish"
+    notes = [record.text for record in read_records(result.directory) if isinstance(record, Note)]
+    assert any("trackio show --project headrace" in text for text in notes)
+    calls.clear()
+    resume(result.directory, {"num_epochs": 3, "trackio": True})
+    assert (calls[0][1]["name"], calls[0][1]["resume"]) == ("wheel", "allow")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="Trackio is not installed")
+def test_trackio_files_have_the_numbers(tmp_path):
+    """In a process of its own, as the package reads its directory when it is imported."""
+    script = f"""
+import headrace as hr
+run = hr.Model("toy_model_bn", micro_batch_size=32, log_dir={str(tmp_path)!r}, trackio=True, histograms=True)
+result = run.fit("digits", epochs=2, steps_per_epoch=4, progress="none")
+run.fit("digits", epochs=3, steps_per_epoch=4, progress="none", resume=result.directory)
+print("kept in", result.directory)
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "place"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment, timeout=200
+    )
+    (place,) = (line.removeprefix("kept in ") for line in done.stdout.splitlines() if line.startswith("kept in "))
+    records = read_records(Path(place))
+    losses = losses_of(records)
+    with contextlib.closing(sqlite3.connect(tmp_path / "place" / "headrace.db")) as database:
+        rows = database.execute("select step, metrics, run_name from metrics order by step").fetchall()
+    found = {step: json.loads(values)["train/loss"] for step, values, _ in rows if "train/loss" in json.loads(values)}
+    assert found == losses
+    assert len({name for _, _, name in rows}) == 1, "the resumed run is the same one"
+    assert not [record for record in records if isinstance(record, Note) and "failed" in record.text]

@@ -419,7 +419,7 @@ _OTHERWISE = (
     (
         "logger report_to",
         "tensorboard",
-        "or --wandb, --mlflow; metrics.jsonl is always written.",
+        "or --wandb, --mlflow, --trackio; metrics.jsonl is always written.",
     ),
     (
         "cache cache_images use_cache",

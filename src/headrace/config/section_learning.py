@@ -394,8 +394,10 @@ class Logging:
     tensorboard: bool = option(False, _TRACKING["tensorboard"])
     wandb: bool = option(False, _TRACKING["wandb"])
     mlflow: bool = option(False, _TRACKING["mlflow"])
+    trackio: bool = option(False, _TRACKING["trackio"])
     histograms: bool = option(
-        False, "Send histograms of each block's weights and gradients to TensorBoard and W&B with every record."
+        False,
+        "Send histograms of each block's weights and gradients to TensorBoard, W&B and Trackio with every record.",
     )
     wandb_project: str = option("headrace", "Weights & Biases project of the run.")
     wandb_run_name: str | None = option(

@@ -555,8 +555,10 @@ class Options(TypedDict, total=False):
     """Track the run with Weights & Biases, offline if nobody is logged in (extra wandb)."""
     mlflow: bool
     """Track the run with MLflow, in the run's directory or at MLFLOW_TRACKING_URI (extra mlflow)."""
+    trackio: bool
+    """Track the run with Trackio, in the user's cache or where TRACKIO_SERVER_URL says (extra trackio)."""
     histograms: bool
-    """Send histograms of each block's weights and gradients to TensorBoard and W&B with every record."""
+    """Send histograms of each block's weights and gradients to TensorBoard, W&B and Trackio with every record."""
     wandb_project: str
     """Weights & Biases project of the run."""
     wandb_run_name: str | None

@@ -42,5 +42,12 @@ TRACKERS: Mapping[str, TrackerRow] = {
             module="headrace.telemetry.trackers.mlflow",
             histograms=False,
         ),
+        TrackerRow(
+            option="trackio",
+            says="Track the run with Trackio, in the user's cache or where TRACKIO_SERVER_URL says",
+            package="trackio",
+            module="headrace.telemetry.trackers.trackio",
+            histograms=True,
+        ),
     )
 }
