@@ -13,8 +13,11 @@ import pytest
 from PIL import Image
 
 import headrace
-from headrace.cli import main as main_module
-from headrace.cli.main import COMMANDS, main
+from headrace.cli import commands as commands_module
+from headrace.cli.commands import COMMANDS
+from headrace.cli.completion import _SCRIPTS
+from headrace.cli.data import ACTIONS
+from headrace.cli.main import main
 from headrace.cli.tables import break_line
 from headrace.core.errors import ConfigError, RunStopped
 
@@ -38,7 +41,7 @@ def use(monkeypatch: pytest.MonkeyPatch, action) -> None:
     module = type("module", (), {"main": staticmethod(action)})
     real = importlib.import_module
     replaced = lambda name: module if name.startswith("headrace.cli.") else real(name)  # noqa: E731
-    monkeypatch.setattr(main_module.importlib, "import_module", replaced)
+    monkeypatch.setattr(commands_module.importlib, "import_module", replaced)
 
 
 def test_help_lists_all_commands(capsys):
@@ -114,10 +117,9 @@ def test_other_names_of_commands(capsys, typed: str, meant: str):
 
 
 def test_no_other_name_is_a_command():
-    names = [name for names in main_module._OTHER_COMMANDS.values() for name in names.split()]
+    names = [name for command in COMMANDS.values() for name in command.also.split()]
     assert len(set(names)) == len(names)
-    assert not set(names) & {command.name for command in main_module.COMMANDS}
-    assert set(main_module._OTHER_COMMANDS) <= {command.name for command in main_module.COMMANDS}
+    assert not set(names) & set(COMMANDS)
 
 
 def test_a_command_that_is_missing(tmp_path: Path, capsys):
@@ -249,7 +251,7 @@ def test_help_is_quick():
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "--help-all"])
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_command_has_help(command, flag, capsys):
     try:
         code = main([command.name, flag])
@@ -259,8 +261,9 @@ def test_every_command_has_help(command, flag, capsys):
     assert "usage: headrace" in capsys.readouterr().out
 
 
-def test_every_command_is_in_the_help():
-    assert {name for names in main_module._TOPICS.values() for name in names} == {c.name for c in COMMANDS}
+def test_the_parts_of_a_command_are_there():
+    assert COMMANDS["data"].parts == tuple(ACTIONS)
+    assert COMMANDS["completion"].parts == tuple(_SCRIPTS)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ One implementation in Python answers all shells, without JAX and without reading
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from headrace.cli.data import ACTIONS
+from headrace.cli.commands import COMMANDS
 from headrace.cli.help_screens import HELP_ALL, SCREENS
-from headrace.cli.main import COMMANDS
 from headrace.core.errors import ConfigError, did_you_mean
 
 # A candidate per line, with a tab before its description. Without a candidate the shell completes file names.
@@ -59,13 +58,6 @@ Print the script that completes commands, options, their choices, recipes, netwo
   zsh   eval "$(headrace completion zsh)"                         in ~/.zshrc, after compinit
   fish  headrace completion fish > ~/.config/fish/completions/headrace.fish"""
 
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "configs": ("list", "show", "options"),
-    "models": ("list", "show"),
-    "data": tuple(ACTIONS),
-    "completion": ("bash", "zsh", "fish"),
-}
-_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "push", "compare", "report", "explain", "profile")
 Candidates = Iterator[tuple[str, str]]
 
 
@@ -112,9 +104,10 @@ def _joined(typed: list[str]) -> list[str]:
 
 def _candidates(before: list[str], current: str) -> Candidates:
     if not before:
-        yield from ((command.name, command.help) for command in COMMANDS)
+        yield from ((command.name, command.help) for command in COMMANDS.values())
         return
     command = before[0]
+    row = COMMANDS.get(command)
     if current.startswith("--") and "=" in current:
         flag = current.partition("=")[0]
         yield from ((f"{flag}={value}", text) for value, text in _values(flag, before))
@@ -122,13 +115,13 @@ def _candidates(before: list[str], current: str) -> Candidates:
         yield from _flags(command, before)
     elif before[-1].startswith("--") and "=" not in before[-1]:
         yield from _values(before[-1], before)
-    elif len(before) == 1 and command in _PARTS:
-        yield from ((part, "") for part in _PARTS[command])
+    elif len(before) == 1 and row and row.parts:
+        yield from ((part, "") for part in row.parts)
     elif before[:2] == ["models", "show"]:
         yield from _models()
     elif before[:2] == ["configs", "show"]:
         yield from _recipes(before)
-    elif command in _TAKE_RUNS:
+    elif row and row.takes_runs:
         yield from _runs(current)
 
 
@@ -155,10 +148,10 @@ def _flags(command: str, before: list[str]) -> Candidates:
 
 def _own_flags(before: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the arguments that a command adds to the schema's, with their choices, as its help has them."""
-    parts = before[:2] if before[1:2] and before[1] in _PARTS.get(before[0], ()) else before[:1]
-    command = next((command for command in COMMANDS if command.name == parts[0]), None)
+    command = COMMANDS.get(before[0])
     if command is None:
         return {}
+    parts = before[:2] if before[1:2] and before[1] in command.parts else before[:1]
     run = command.imported()
     with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
         run([*parts[1:], "--help"])

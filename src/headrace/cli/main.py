@@ -1,93 +1,20 @@
 """The `headrace` program: import the command's module, run it, and turn errors into messages and exit codes."""
 
 import errno
-import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
+from headrace.cli.commands import COMMANDS, TOPICS
 from headrace.cli.ctrl_c import INTERRUPTED, catch_ctrl_c, leave_on_ctrl_c
 from headrace.cli.help_screens import HELP, HELP_ALL, SCREENS
 from headrace.cli.launch import launch
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, RunStopped, did_you_mean
 from headrace.core.process import leave_threads, start_command, tuned_interpreter
-
-
-class Command(NamedTuple):
-    """A command: its name, the file of cli/ and the function there that runs it with an argv, and a line of help."""
-
-    name: str
-    file: str
-    function: str
-    help: str
-
-    def imported(self) -> Callable[[list[str]], int]:
-        """Import the file, and return the function."""
-        return getattr(importlib.import_module(f"headrace.cli.{self.file}"), self.function)
-
-
-COMMANDS = (
-    Command("train", "train", "main", "train a network; alone, the demo"),
-    Command("resume", "train", "resume", "resume a run from its last checkpoint"),
-    Command("sweep", "sweep", "main", "train for several values of options, or several folds"),
-    Command("validate", "validate", "main", "measure the accuracy of a run's checkpoints"),
-    Command("predict", "predict", "main", "predict the classes of images"),
-    Command("explain", "explain", "explain", "show where in an image a network found its class"),
-    Command("demo", "demo", "demo", "serve a page to drop photographs into"),
-    Command("export", "export", "main", "export weights or a network (ONNX, safetensors, .pth)"),
-    Command("push", "push", "main", "publish a network on the Hugging Face hub, with a model card"),
-    Command("convert", "convert", "convert", "make a checkpoint of weights from elsewhere"),
-    Command("average", "average", "average", "average checkpoints of a run, and validate the result"),
-    Command("runs", "runs", "main", "list runs with their results"),
-    Command("compare", "compare", "compare", "print what differs between runs"),
-    Command("report", "report", "report", "write a run's report, or a comparison, as an HTML file"),
-    Command("board", "board", "board", "serve a live page of the runs in a directory"),
-    Command("plan", "plan", "main", "print batches, steps and memory of a run, without a device"),
-    Command("bench", "bench", "main", "measure the throughput of training or inference"),
-    Command("profile", "profile", "profile", "print where the time of the devices goes"),
-    Command("lr-find", "lr_find", "lr_find", "find a learning rate by a short run, with a plot"),
-    Command("models", "models", "models", "list the networks"),
-    Command("configs", "configs", "configs", "list and show recipes, with measured results"),
-    Command("devices", "devices", "devices", "list devices, their memory, and versions"),
-    Command("data", "data", "main", "check, build, pack and measure datasets"),
-    Command("completion", "completion", "main", "print the completion script of a shell"),
-    Command("launch", "launch", "launch", "start the processes of a job, here or on other hosts"),
-)
-# What others call a command, or what it is looked for as.
-_OTHER_COMMANDS = {
-    "train": "fit finetune fine-tune fine_tune learn run start",
-    "sweep": "tune search grid gridsearch hpo optuna kfold k-fold cv",
-    "resume": "continue restart",
-    "validate": "eval evaluate val test score",
-    "predict": "infer inference classify detect label",
-    "explain": "gradcam grad-cam cam saliency interpret",
-    "push": "upload publish share hub",
-    "convert": "import load",
-    "average": "swa ema ensemble",
-    "runs": "ls list history experiments results",
-    "compare": "diff",
-    "demo": "serve gradio app try",
-    "board": "ui dashboard tensorboard server web",
-    "bench": "benchmark speed perf",
-    "lr-find": "lr_find lrfind find-lr find_lr lr-finder",
-    "models": "model networks zoo architectures archs",
-    "configs": "config recipes recipe options settings",
-    "devices": "device info env gpus checks",
-    "data": "dataset datasets download verify",
-    "launch": "torchrun mpirun distributed",
-}
-_TOPICS = {
-    "train": ("train", "resume", "sweep", "lr-find"),
-    "use": ("validate", "predict", "explain", "demo", "export", "push", "convert", "average"),
-    "results": ("runs", "compare", "report", "board"),
-    "look up": ("models", "configs", "devices", "data", "completion"),
-    "plan and measure": ("plan", "bench", "profile", "launch"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,8 +106,7 @@ def _run(words: list[str]) -> int:
         print(f"headrace {__version__}")
         print(f"kernels for CPUs: {describe_kernels()}")
         return 0
-    commands = {command.name: command for command in COMMANDS}
-    commands |= {"weight_avg": commands["average"], "poprun": commands["launch"]}  # the reference's names
+    commands = {**COMMANDS, "weight_avg": COMMANDS["average"], "poprun": COMMANDS["launch"]}  # the reference's names
     if name not in commands:
         raise HeadraceError(f"There is no command {name}.", remedy=_command_meant(name))
     command = commands[name]
@@ -194,21 +120,20 @@ def _run(words: list[str]) -> int:
 
 def _command_meant(name: str) -> str:
     """Return what to type instead of a command that is not one: by meaning first, then by letters."""
-    for command, others in _OTHER_COMMANDS.items():
-        if name.lower() in others.split():
-            return f"Did you mean {command}?"
+    for command in COMMANDS.values():
+        if name.lower() in command.also.split():
+            return f"Did you mean {command.name}?"
     if name.startswith("-") and name not in ("-", "--"):
         return f"The command comes first: headrace train {name} ..."
     if Path(name).is_dir():
         return f"Train on its images with: headrace train {name}"
-    return did_you_mean(name, [command.name for command in COMMANDS])
+    return did_you_mean(name, COMMANDS)
 
 
 def _help() -> str:
-    texts = {command.name: command.help for command in COMMANDS}
     lines = ["usage: headrace COMMAND ...", "", "Train convolutional networks so that the accelerator never waits."]
-    for topic, names in _TOPICS.items():
-        lines += ["", f"{topic}:", *(f"  {name:12}{texts[name]}" for name in names)]
+    for topic, commands in TOPICS.items():
+        lines += ["", f"{topic}:", *(f"  {command.name:12}{command.help}" for command in commands)]
     last = "`headrace COMMAND --help` describes a command; `headrace --version` prints the version."
     return "\n".join([*lines, "", last])
 

@@ -14,8 +14,15 @@ from headrace.core.process import num_processors
 from headrace.engine.devices import Device
 from headrace.engine.visible import capability_of, device_memory_bytes, has_bfloat16, host_memory, version_of
 from headrace.native.library import describe_kernels
+from headrace.rows.exports import EXPORTS
+from headrace.rows.trackers import TRACKERS
 
-_PACKAGES = ("jax", "jaxlib", "numpy", "optax", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorboardX", "wandb")
+_PACKAGES = (
+    *("jax", "jaxlib", "numpy", "optax"),
+    *(name for row in EXPORTS.values() for name in row.needs),
+    *(row.package for row in TRACKERS.values()),
+    *("onnxruntime-gpu", "mlflow-skinny"),  # other distributions of these modules
+)
 _CPU_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # names in /proc/cpuinfo, the last on ARM
 
 
