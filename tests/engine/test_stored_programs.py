@@ -498,6 +498,7 @@ def test_a_run_with_a_function_of_its_user_is_never_stored(tmp_path, augments):
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    training = done.stdout.rpartition("names [")[2].split(",")[0]
-    assert (training == "None") == (augments == "own"), done.stdout
+    names = done.stdout.rpartition("names [")[2].split("]")[0].split(", ")  # in any order: two threads compile
+    assert names.count("None") == (augments == "own"), done.stdout
+    assert len(names) > 1
     assert len(list((tmp_path / "cache").glob("headrace-*/*"))) >= (2 if augments == "none" else 0)

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr, Jaxpr
+
 
 FLOPS_CONVENTION = "a multiply-add of a convolution or dense layer counts as 2 FLOPs, all else as 0"
 
@@ -59,10 +61,10 @@ class Counted:
         return Counted(count * self.flops, count * self.products, count * self.activations)
 
 
-def count_jaxpr(jaxpr: ClosedJaxpr | Jaxpr, batch: int) -> Counted:
+def count_jaxpr(jaxpr: "ClosedJaxpr | Jaxpr", batch: int) -> Counted:
     """Count the jaxpr of a function applied to `batch` images; only arrays whose first dim is the batch are kept."""
     total = Counted()
-    for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
+    for eqn in jaxpr.eqns:
         total += _count_equation(eqn, batch)
     return total
 
@@ -90,9 +92,9 @@ def _count_equation(eqn: Any, batch: int) -> Counted:
     return Counted(activations=kept if name in _ACTIVATIONS else 0)
 
 
-def _inside(params: dict[str, Any]) -> Iterator[ClosedJaxpr | Jaxpr]:
+def _inside(params: dict[str, Any]) -> "Iterator[ClosedJaxpr | Jaxpr]":
     """Yield the jaxprs among an equation's parameters."""
     for value in params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, ClosedJaxpr | Jaxpr):
+            if hasattr(each, "eqns"):
                 yield each

@@ -3,13 +3,12 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.core import ClosedJaxpr
 
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.tree import PyTree, flatten_named
@@ -18,6 +17,9 @@ from headrace.model.cost import Cost, count_jaxpr
 from headrace.model.initial import RngAt, Weight
 from headrace.model.layers import DeclaredLayer, Shape, Tree
 from headrace.model.sample_keys import sample_key, start_key
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
 
 _BATCH = 3  # images in a trace: few, and rarely the number of channels, which would make dims ambiguous
 
@@ -151,7 +153,7 @@ def _call(functions: Functions, weights: tuple[PyTree, PyTree], x: Array, ctx: C
 
 def _trace(
     functions: Functions, params: PyTree, stats: PyTree, shape: Shape, train: bool = True
-) -> tuple[ClosedJaxpr, Any, PyTree]:
+) -> "tuple[ClosedJaxpr, Any, PyTree]":
     """Return (jaxpr, shape of the output, shapes of the statistics)."""
 
     def apply(params: PyTree, stats: PyTree, x: Array, samples: Array) -> tuple[PyTree, PyTree]:

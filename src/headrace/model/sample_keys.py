@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.random import define_prng_impl
 
 from headrace.core.rng import bits, name_id
 from headrace.model.context import Ctx
@@ -63,6 +62,8 @@ def _keys_for(num_samples: int) -> Any:
         purpose = np.array([[by_sample]], np.uint32)
         word = bits(purpose, key[:_HEAD, None], rows[:, None], places[None])
         return (word >> np.uint32(32 - bit_width)).astype(f"uint{bit_width}").reshape(shape)
+
+    from jax.extend.random import define_prng_impl  # here: it is 26 ms, for networks given by code alone
 
     return define_prng_impl(
         key_shape=(_HEAD + num_samples,),

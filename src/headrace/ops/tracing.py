@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import get_opaque_trace_state
 
 from headrace.core.target import Target
 from headrace.core.tree import PyTree
@@ -99,6 +98,8 @@ _current: ContextVar[_Constants | None] = ContextVar("constants", default=None)
 
 
 def _trace_state() -> Any:
+    from jax.extend.core import get_opaque_trace_state  # here: it is 26 ms, and a second start traces nothing
+
     return get_opaque_trace_state(convention="flax")
 
 

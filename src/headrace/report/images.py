@@ -4,19 +4,23 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from headrace.report.markup import Html, element, section
 from headrace.report.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 THUMBNAIL = 128  # pixels of a side, at most
 
 
 def thumbnail(pixels: np.ndarray, side: int = THUMBNAIL) -> str:
     """Return an image of 0..255, reduced, as the address of an image; JPEG where PNG would be large."""
+    from PIL import Image  # here: most reports at the end of a run have no images
+
     levels = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
     image = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels[..., :3])
     image.thumbnail((side, side))
@@ -24,7 +28,7 @@ def thumbnail(pixels: np.ndarray, side: int = THUMBNAIL) -> str:
     return image_address(image, "JPEG" if image.width * image.height > 48 * 48 else "PNG")
 
 
-def image_address(image: Image.Image, form: str) -> str:
+def image_address(image: "Image.Image", form: str) -> str:
     """Return an image as an address that contains it."""
     out = io.BytesIO()
     image.save(out, form, quality=80)  # the quality is JPEG's; PNG ignores it

@@ -8,12 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn
-from rich.table import Column
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.process import leave_closed_pipe, leave_closed_terminal
@@ -31,6 +26,10 @@ from headrace.telemetry.records import (
     ValidationRecord,
     validation_rank,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
 class LineFormatter:
@@ -253,12 +252,18 @@ def _outliving_the_terminal() -> Iterator[None]:
         leave_closed_terminal()
 
 
+def _terminal(stream: TextIO) -> "Console":
+    from rich.console import Console  # here: runs whose output is a file or a pipe are spared its 20 ms
+
+    return Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False)
+
+
 class PlainConsole(Sink):
     """One line per record, for log files and pipes; checkpoints get no line. On a terminal no line wraps."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
         self._stream, self._formatter = stream, LineFormatter(past)
-        self._terminal = Console(file=stream) if stream.isatty() else None
+        self._terminal = _terminal(stream) if stream.isatty() else None
 
     def write(self, record: Record) -> None:
         """Print the record's line."""
@@ -280,10 +285,10 @@ class BarConsole(Sink):
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
         # Lines are laid out here: rich would break them again, and color the numbers in them. Nor its widgets in a
         # notebook, where NotebookConsole has a line of its own.
-        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False)
+        self._console = _terminal(stream)
         self._formatter = LineFormatter(past)
         self._progress: Progress | None = None
-        self._task = TaskID(0)
+        self._task: Any = 0
         self._pace_from: tuple[int, float] | None = None  # the first step shown, and when
         self._in_epoch: list[tuple[int, TrainRecord]] = []  # (steps, record) since the last line of an epoch
         self._last_step = 0  # of the last training record
@@ -337,6 +342,9 @@ class BarConsole(Sink):
             self._progress = None
 
     def _begin(self, run: RunStart) -> None:
+        from rich.progress import Progress, TextColumn
+        from rich.table import Column
+
         self.close()
         # Four times a second is enough to follow, and its cost is not measurable on two cores.
         self._progress = Progress(
@@ -371,6 +379,8 @@ class BarConsole(Sink):
         return summary
 
     def _print(self, line: str, style: str, record: Record) -> None:
+        from rich.text import Text
+
         # a Text with its own style: a style given to print() would colour the live line as well
         with _outliving_the_terminal():
             self._console.print(Text(laid_out(line, record, self._console.width), style=style))
