@@ -70,6 +70,7 @@ class CustomParts:
     loss: LossFunction | None = None
     metrics: Metrics = field(default_factory=dict)
     augment: AugmentFunction | None = None
+    speaks_python: bool = False  # notes and verdicts name arguments instead of flags
 
     @property
     def objective(self) -> CustomObjective:

@@ -23,6 +23,7 @@ from headrace.checkpoint.best import BestCheckpoints
 from headrace.checkpoint.store import Checkpoint, refuse_replacing, save
 from headrace.config.field import LOADED
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resolve_code
+from headrace.config.python_words import in_python, speaks_python
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.config.section_model import norm_choice
@@ -110,6 +111,7 @@ class Model:
 
     _recipe: str | None = None  # chosen as the command line does
 
+    @speaks_python
     def __init__(
         self,
         network: str | Network | Sequence[Any] | Callable[..., Any] | None = None,
@@ -211,6 +213,7 @@ class Model:
         """The running statistics as {block: tree}, None before the first fit or load."""
         return self._weights.stats if self._weights else None
 
+    @speaks_python
     @join_job()  # a program that headrace launch, torchrun, mpirun or Kubernetes started several times
     def fit(
         self,
@@ -249,13 +252,18 @@ class Model:
         asked = {name: value for name, value in self._options.items() if name not in ours} | given
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
         custom = replace(
-            custom, loss=loss, metrics=metrics or {}, augment=augment, callbacks=check_callbacks(callbacks)
+            custom,
+            loss=loss,
+            metrics=metrics or {},
+            augment=augment,
+            callbacks=check_callbacks(callbacks),
+            speaks_python=True,
         )
         result = self._fit(resolved, custom, resume, asked)
         self._take_best(result)
         if resolved.config.logging.progress != "none" and current_group().is_first:
             for problem in result.problems:
-                print(f"warning: {problem}")
+                print(f"warning: {in_python(problem)}")
         # Without the state: it would keep the devices' memory for as long as somebody keeps the result.
         return replace(result, state=None)
 
@@ -359,6 +367,7 @@ class Model:
         return resolved, CustomParts(network=self._code_network, dataset=dataset)
 
     @join_job()
+    @speaks_python
     @tuned_interpreter()
     def evaluate(
         self,
@@ -409,6 +418,7 @@ class Model:
             sums, _ = validator.finish(validator.start(state))[weights]
         return Report(validation_report(sums, dataset.info.class_names, design.custom.metric_rows))
 
+    @speaks_python
     @tuned_interpreter()
     def predict(self, images: object, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
         """Return the predictions for image files, folders, Pillow images, an array [N, H, W, C], or a dataset."""
@@ -425,6 +435,7 @@ class Model:
                 row[number] = share
         return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
 
+    @speaks_python
     @tuned_interpreter()
     def logits(self, images: Any, *, weights: str = AUTO) -> np.ndarray:
         """Return the logits of images given as for predict, float32 [N, num_classes]."""
@@ -446,6 +457,7 @@ class Model:
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
 
+    @speaks_python
     @tuned_interpreter()
     def explain(self, image: object, class_name: str | None = None, *, weights: str = AUTO) -> Explanation:
         """Return where in an image the network found a class, by default the one that it predicts (Grad-CAM).
@@ -469,6 +481,7 @@ class Model:
         start_devices(self.config.run.platform, 1)
         return files, weights
 
+    @speaks_python
     @tuned_interpreter()
     def find_learning_rate(
         self,
@@ -489,6 +502,7 @@ class Model:
         custom = replace(custom, loss=loss, augment=augment)
         return find_learning_rate(resolved, custom, num_steps=positive(num_steps, "num_steps"))
 
+    @speaks_python
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
         """Return the plan of a run over so many images, printable; no device is used.
 
@@ -508,6 +522,7 @@ class Model:
         """Return a table of the network's blocks: output shape, parameters and FLOPs of each."""
         return network_summary(self.network)
 
+    @speaks_python
     def save(self, path: str | Path) -> Path:
         """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
         self._load_given_weights()
@@ -531,6 +546,7 @@ class Model:
         stored = make_precision(self.config.numerics, self.config.batch).weight_dtype
         return save(path.parent, path.name, flatten_named(trained.state(stored)), manifest)
 
+    @speaks_python
     @tuned_interpreter()
     def export(
         self,
@@ -563,6 +579,7 @@ class Model:
         return export_model(chosen, path, options).path
 
     @classmethod
+    @speaks_python
     def load(
         cls,
         path: str | Path,
@@ -601,6 +618,7 @@ class Model:
         model._carried = {name: value for name, value in kept.items() if name not in asked}
         return model._take(checkpoint, better)
 
+    @speaks_python
     def load_weights(self, path: str | Path) -> "Model":
         """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
         return self._take(*find_checkpoint(local_path(path)))

@@ -16,6 +16,7 @@ from headrace.checkpoint.best import BestCheckpoints
 from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
+from headrace.config.python_words import in_python
 from headrace.core.errors import HeadraceError
 from headrace.core.files import write_atomic
 from headrace.core.tree import flatten_named
@@ -172,7 +173,11 @@ class RunRecorder:
 
     def note(self, text: str, level: str = "info") -> None:
         """Record a sentence for people."""
-        self._sinks.write(Note(step=self.step, level=level, text=text))
+        self._sinks.write(Note(step=self.step, level=level, text=self._words(text)))
+
+    def _words(self, text: str) -> str:
+        """Return a sentence for who started the run: a command, or code."""
+        return in_python(text) if self._design.custom.speaks_python else text
 
     def when_ready(self, launched: object) -> Future[Moment]:
         """Return the time when the devices will be done with arrays; to be asked for in the order of launches."""
@@ -459,8 +464,8 @@ class RunRecorder:
             start=dict(self.start_times),
             memory=measured_memory(jax.local_devices()),
             saving=self._saving(spent),
-            verdict=self._verdict(spent),
-            model_verdict=self._model_verdict(best),
+            verdict=self._words(self._verdict(spent)),
+            model_verdict=self._words(self._model_verdict(best)),
         )
 
     def _saving(self, spent: Mapping[str, float]) -> dict[str, float]:
