@@ -15,7 +15,7 @@ from headrace.engine.ahead import devices_of, read_target
 from headrace.engine.hlo_text import Collective, collectives
 from headrace.ops.tracing import made_for
 from headrace.run import ahead
-from headrace.run.ahead import planned_ahead
+from headrace.run.ahead import compile_ahead, lower_ahead, planned_ahead
 from headrace.run.design import design_run
 
 TINY = ["--config", "none", "--dataset", "generated", "--num-samples", "64", "--image-size", "8", "--num-classes", "4"]
@@ -34,6 +34,25 @@ def test_names_say_platform_count_and_memory():
     assert (found.platform, found.capability, found.count) == ("gpu", "9.0", 8)
     assert found.memory_bytes == 141 << 30
     assert (read_target("h100").count, read_target("v5e-4").count, read_target("v5p-8").count) == (1, 4, 4)
+    assert (read_target("v4-8").count, read_target("mi300x8").capability) == (4, "gfx942")
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "machines"),
+    [
+        ("h200x8", 8, 1),
+        ("2xh200x8", 16, 2),
+        ("v5e-8", 8, 1),
+        ("v5e-16", 16, 4),
+        ("v6e-256", 256, 64),
+        ("2xv5e-16", 32, 8),
+        ("v4-32", 16, 4),
+        ("v5p-1024", 512, 128),
+    ],
+)
+def test_several_machines_are_as_many_processes(text, count, machines):
+    found = read_target(text)
+    assert (found.count, found.machines) == (count, machines)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +60,8 @@ def test_names_say_platform_count_and_memory():
     [
         ("h300x8", "GPUs are a100, h100, h200"),
         ("h200x9", "1 to 8"),
+        ("h200x16", "2xh200x8"),
+        ("0xh200x8", "1 to 8"),
         ("h200x0", "1 to 8"),
         ("h200-8", "h200x8"),
         ("v5ex8", "v5e-8"),
@@ -55,7 +76,7 @@ def test_other_names_are_refused_with_those_that_are_known(text, said):
 
 
 def test_a_missing_compiler_is_named_before_anything_is_printed(capsys, monkeypatch):
-    monkeypatch.setattr(engine_ahead, "_PACKAGES", {"gpu": ("no-such-compiler", "aot-cuda")})
+    monkeypatch.setattr(engine_ahead, "_PACKAGES", {"cuda": ("no-such-compiler", "aot-cuda")})
     assert main(["plan", *TINY, "--target", "h200x2"]) != 0
     out, errors = capsys.readouterr()
     assert not out
@@ -105,18 +126,39 @@ def test_the_programs_of_a_run_are_compiled_and_described(monkeypatch):
     assert "fits in 1.0 GiB" in found.lines[1]
 
 
-def test_stages_are_refused(monkeypatch):
-    monkeypatch.setattr(ahead, "devices_of", lambda _: jax.devices()[:2])
+@pytest.mark.parametrize("more", [{}, {"replicated_optimizer_state_sharding": True, "pipeline_validation_model": True}])
+def test_the_programs_of_all_stages_are_compiled_and_added_up(more):
     options = {"dataset": "generated", "num_samples": 64, "image_size": 8, "num_classes": 4, "micro_batch_size": 4}
-    more = {"model_name": "cifar_resnet8", "num_pipeline_stages": 2, "gradient_accumulation_count": 4}
-    with pytest.raises(ConfigError, match="cut into stages"):
-        planned_ahead(design_run(config_from(options | more)), read_target("h200x2"))
+    options |= {"model_name": "cifar_resnet8", "num_pipeline_stages": 2, "gradient_accumulation_count": 4}
+    design = design_run(config_from(options | {"num_replicas": 2, "cpu_kernels": "off"} | more))
+    programs, stages = compile_ahead(design, jax.devices()[:4])
+    purposes = {each.purpose for each in programs}
+    assert {"training stage_0_2_forward", "training stage_2_9_backward", "training stage_2_9_update"} <= purposes
+    assert ("validation evaluate_2_9_forward" in purposes) == bool(more)
+    reduced = [each.collectives for each in programs if each.purpose.endswith("_reduce")]
+    gradients = 4 * sum(leaf.size for leaf in jax.tree.leaves(design.network.init(0)[0]))
+    assert sum(one.num_bytes for found in reduced for one in found if one.kind == "all-reduce") >= gradients
+    largest = max(each.total_bytes for each in programs if each.purpose.startswith("training"))
+    # A device holds what one program needs, and what others of its stage keep meanwhile.
+    assert largest <= max(stages[0].device_bytes) <= 3 * largest
+    assert len(stages[0].device_bytes) == len(stages[0].estimated_bytes) == 2
+
+
+def test_nothing_is_read_for_devices_that_are_not_here(monkeypatch):
+    def read(*_):
+        raise AssertionError("images were read")
+
+    monkeypatch.setattr("headrace.data.feeding.cache.make_resident", read)
+    options = {"dataset": "generated", "num_samples": 64, "image_size": 8, "num_classes": 4, "micro_batch_size": 4}
+    design = design_run(config_from(options | {"model_name": "cifar_resnet8", "cpu_kernels": "off"}))
+    assert [each.purpose for each in lower_ahead(design, jax.devices()[:1])] == ["training", "validation"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has("jax-cuda13-pjrt"), reason="the extra aot-cuda is not installed")
-def test_a_network_is_compiled_for_gpus_that_are_not_here():
-    target = read_target("h200x2")
+@pytest.mark.parametrize("name", ["h200x2", "2xh200x1"])
+def test_a_network_is_compiled_for_gpus_that_are_not_here(name):
+    target = read_target(name)
     assert {device.compute_capability for device in devices_of(target)} == {"9.0"}
     options = {"dataset": "generated", "num_samples": 64, "image_size": 8, "num_classes": 4, "micro_batch_size": 4}
     with made_for(target):

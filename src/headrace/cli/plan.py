@@ -68,7 +68,8 @@ def _print_plan(resolved: "Resolved", args: argparse.Namespace, target: "Target 
         jax.config.update("jax_platforms", "cpu")
     resolved = with_measured_blocks(resolved)
     resolved, rows = scale_to_devices(resolved, args.num_devices) if args.num_devices is not None else (resolved, ())
-    design = design_run(resolved.config, num_processes=args.num_processes, absent_ok=True)
+    num_processes = target.machines if target else args.num_processes
+    design = design_run(resolved.config, num_processes=num_processes, absent_ok=True)
     if args.schedule_file:
         write_diagram(args.schedule_file, _tables(design))
     platform = resolved.config.run.platform  # asked for by name, it need not be on this machine

@@ -5,6 +5,7 @@ has gone.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -64,3 +65,15 @@ def with_arguments(vjp: Any, arguments: Sequence[Any]) -> Any:
     if hasattr(vjp, "args_res"):
         vjp.args_res = list(arguments)
     return vjp
+
+
+def add_compiler(platform: str, library: Path) -> None:
+    """Let JAX compile with a plugin for GPUs that are not here; its devices are not opened.
+
+    JAX finds plugins by itself, but one that sees no device of its kind may withdraw.
+    """
+    from jax._src import xla_bridge
+    from jax._src.lib import xla_client
+
+    options = {**xla_client.generate_pjrt_gpu_plugin_options(), "platform_name": platform.upper()}
+    xla_bridge.register_plugin(platform, priority=-1, library_path=str(library), options=options)

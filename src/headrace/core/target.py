@@ -11,5 +11,8 @@ class Target:
     capability: str = ""  # an NVIDIA GPU's, such as 9.0
     portable: bool = False  # lowered for any platform, each operation in the form that suits it
     name: str = ""  # of devices that are not here, as their driver writes it
+    kind: str = ""  # and as the option names them: h200, v5e
     memory_bytes: int | None = None  # of one of them
-    count: int = 1
+    count: int = 1  # of all machines
+    machines: int = 1  # each is a process of the run
+    slices: int = 1  # of TPUs, which a network joins

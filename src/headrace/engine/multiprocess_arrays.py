@@ -17,7 +17,7 @@ def place(tree: PyTree, where: PyTree) -> PyTree:
 
     Shapes in place of arrays are returned with their shardings, which is enough to compile with.
     """
-    if isinstance(where, NamedSharding) and _only_shapes(tree):
+    if _only_shapes(tree):
         return _placed_shapes(tree, where)
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(where)):
         return jax.device_put(tree, where)
@@ -38,12 +38,18 @@ def place_share(tree: PyTree, where: NamedSharding) -> PyTree:
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(where, leaf), tree)
 
 
+def shapes_of(tree: PyTree) -> PyTree:
+    """Return shapes in place of arrays."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
 def _only_shapes(tree: PyTree) -> bool:
     return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
 
 
-def _placed_shapes(tree: PyTree, where: NamedSharding) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
+def _placed_shapes(tree: PyTree, where: PyTree) -> PyTree:
+    each = jax.tree.map(lambda _: where, tree) if isinstance(where, NamedSharding) else where
+    return jax.tree.map(lambda leaf, on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), tree, each)
 
 
 def transfer(tree: PyTree, where: NamedSharding) -> PyTree:

@@ -31,8 +31,9 @@ ON_DEVICE = Placement()
 
 
 def host_memory_of(device: Device) -> bool:
-    """Say whether a device's programs can reach into host memory."""
-    return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
+    """Say whether a device's programs can reach into host memory; accelerators that are not here name no memories."""
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    return HOST_MEMORY in kinds or not kinds
 
 
 def shardings(like: State, mesh: Mesh, placement: Placement) -> State:

@@ -32,6 +32,7 @@ class FeedOptions:
     num_threads: int
     prefetch_depth: int
     shard: ProcessShard = WHOLE  # the columns of every batch that this process reads
+    only_described: bool = False  # nothing is read nor sent: programs are compiled for devices that are not here
 
 
 def feed_options(

@@ -76,7 +76,7 @@ Put = Callable[[PyTree, str], PyTree]
 class Resident:
     """A set kept on the devices; a thread puts it there, while programs are compiled for its shapes."""
 
-    def __init__(self, source: Source, put: Put, shard: ProcessShard = WHOLE) -> None:
+    def __init__(self, source: Source, put: Put, shard: ProcessShard = WHOLE, *, only_described: bool = False) -> None:
         self._source, self._put = source, put
         self._closing = threading.Event()
         # In a thread: decoding a set takes seconds, in which the programs are compiled.
@@ -88,6 +88,8 @@ class Resident:
             num_blocks=1,
             kept=Kept(on_device=True),
         )
+        if only_described:
+            return
         self._prefetcher.prefetch()
         if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
             self.wait()

@@ -124,7 +124,8 @@ class EvalFeed(SplitFeed):
         # Blocks of nearly equal size: least padding.
         self._shape = (-(-num_batches // self.num_blocks), batch_size)
         self.gate = Gate()  # held while other images are more urgent
-        self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
+        resident, described = options.cache.where == DEVICE, options.only_described
+        self._resident = Resident(source, put, options.shard, only_described=described) if resident else None
         self._reader = BlockReader(source, options, train=False, gate=self.gate) if self._resident is None else None
         self._source, self._eight_bit = source, options.eight_bit_transfer
         on_device = cache is not None and cache.where == DEVICE

@@ -117,14 +117,17 @@ class TrainFeed(_PreparedFeed):
         self._boxes = source.boxes
         if source.boxes is not None and options.cache.where != "device":
             source = kept(source)
-        self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
+        described = options.only_described
+        on_device = options.cache.where == "device"
+        self._resident = Resident(source, put, options.shard, only_described=described) if on_device else None
         self._reader = BlockReader(source, options, train=True) if self._resident is None else None
         # Before the prefetcher, whose thread counts into it at once.
         self.stats = FeedStats()  # what feeding cost so far
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._to_read = self._spans()
         self._prefetcher = Prefetcher(self._read, options.prefetch_depth, self.stats, self._send)
-        self._prefetcher.prefetch()
+        if not described:
+            self._prefetcher.prefetch()
 
     def next(
         self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up

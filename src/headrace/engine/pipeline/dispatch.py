@@ -20,10 +20,20 @@ from headrace.engine.call_loop import put_on
 from headrace.engine.devices import replica_mesh, replicated
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.kept_programs import kept
-from headrace.engine.multiprocess_arrays import in_turn, place
+from headrace.engine.multiprocess_arrays import in_turn, place, shapes_of
 from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes, counts_of, make_node, sums_of
 from headrace.engine.pipeline.runner import Tracer
-from headrace.engine.pipeline.step_plan import EACH, NOTHING, CompiledSteps, Key, Program, StepBuilder, StepPlan, Values
+from headrace.engine.pipeline.step_plan import (
+    EACH,
+    NOTHING,
+    CompiledSteps,
+    Key,
+    LoweredSteps,
+    Program,
+    StepBuilder,
+    StepPlan,
+    Values,
+)
 from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_reduce, make_update, part_of, training_node
 from headrace.engine.placement import UPDATE_ONLY, make_copy, shardings
 from headrace.engine.state import State
@@ -186,8 +196,23 @@ class Dispatcher:
             metrics = metrics | {HISTOGRAMS: {name: each for stage in counted for name, each in stage.items()}}
         return tuple({"params": end["params", n]} | end["fixed", n] | end["slots", n] for n in self._nodes), metrics
 
+    def lower(self, resident: PyTree, block: PyTree) -> LoweredSteps:
+        """Make XLA's input of all programs from Python, for devices that need not be here."""
+        parts = tuple(
+            place(own.like, shardings(own.like, mesh, stage.placement))
+            for stage, own, mesh in zip(self.stages, self.programs, self.meshes, strict=True)
+        )
+        constants = {key: place(shapes_of(value), where) for key, (value, where) in self._numbers().items()}
+        record = place(shapes_of(self._record(_num_steps(block))), replicated(self.meshes[-1]))
+        return self.plan.lower(self._given(parts, resident, block) | constants | {"record": record})
+
     def _start(self, parts: Parts, resident: PyTree, block: PyTree) -> Values:
-        start: Values = dict(self._constants)
+        # Made anew for every call, because the update donates it.
+        record = place(self._record(_num_steps(block)), replicated(self.meshes[-1]))
+        return self._given(parts, resident, block) | self._constants | {"record": record}
+
+    def _given(self, parts: Parts, resident: PyTree, block: PyTree) -> Values:
+        start: Values = {}
         for node, part in zip(self._nodes, parts, strict=True):
             start["params", node] = part["params"]
             start["fixed", node] = {key: part[key] for key in FIXED}
@@ -195,8 +220,6 @@ class Dispatcher:
             start["resident", node] = resident[node.stage] if resident else None
             start["block", node] = block[node.stage]
             start["reduced", node] = None  # until the first step has some
-        # Made anew for every call, because the update donates it.
-        start["record"] = self._record(_num_steps(block))
         return start
 
     def _compiled(self, start: Values) -> CompiledSteps:
@@ -206,27 +229,31 @@ class Dispatcher:
     @cached_property
     def _constants(self) -> Values:
         """Small numbers on the devices that the passes read."""
-        found: Values = {}
+        return {key: place(value, where) for key, (value, where) in self._numbers().items()}
+
+    def _numbers(self) -> dict[Key, tuple[PyTree, NamedSharding]]:
+        """Return small numbers that the passes read, and where they belong."""
+        found: dict[Key, tuple[PyTree, NamedSharding]] = {}
         for node, mesh in zip(self._nodes, self.meshes, strict=True):
             where = replicated(mesh)
             # Numbers that the passes read are on the devices before a call: sending one for each action would cost
             # about 40 us each time.
-            found["at", node] = place(np.int32(0), where)
+            found["at", node] = np.zeros((), np.int32), where
             for micro in range(self.table.work.num_micros):
-                found["micro", node, micro] = place(np.int32(micro), where)
+                found["micro", node, micro] = np.array(micro, np.int32), where
         ones = np.ones(self.stages[-1].step.num_replicas, np.float32)
         # The gradient of the loss with respect to itself, from which the backward passes start.
-        found["ones"] = [place(ones, NamedSharding(self.meshes[-1], EACH))]
+        found["ones"] = [ones], NamedSharding(self.meshes[-1], EACH)
         return found
 
     def _record(self, num_steps: int) -> Metrics:
-        """Return empty metrics for the steps of a call, on the last stage's devices."""
+        """Return empty metrics for the steps of a call, in host memory."""
         spec = self.stages[-1].step
         rows: dict[str, Any] = {key: np.zeros(num_steps, np.float32) for key in (*spec.objective.sum_names, *METRICS)}
         if spec.fp_exceptions:
             # True until a block says otherwise: rows of steps that do not run must not look like a failure.
             rows |= {key: np.ones((num_steps, len(spec.network.blocks)), bool) for key in FLAGS}
-        return place(rows, replicated(self.meshes[-1]))
+        return rows
 
 
 def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Table) -> Dispatcher:

@@ -15,7 +15,7 @@ from headrace.engine.apply_blocks import weights_of
 from headrace.engine.call_loop import BATCHES, put_on
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.forward import EvalSpec, Sums
-from headrace.engine.multiprocess_arrays import place, transfer
+from headrace.engine.multiprocess_arrays import place, shapes_of, transfer
 from headrace.engine.pipeline.nodes import NodePrograms, NodeSpec, NodeValues, add_passes, counts_of, make_node
 from headrace.engine.pipeline.step_plan import (
     ALL,
@@ -24,6 +24,7 @@ from headrace.engine.pipeline.step_plan import (
     CompiledSteps,
     HostCall,
     Key,
+    LoweredSteps,
     Program,
     StepBuilder,
     StepPlan,
@@ -74,6 +75,20 @@ class StagedEvaluation:
         self._compiled(self._start(placed, resident, block), block)
         return self
 
+    def lower(self, weights: tuple[PyTree, PyTree], resident: PyTree, block: PyTree) -> tuple[StepPlan, LoweredSteps]:
+        """Make XLA's input of all programs from Python, for devices that need not be here."""
+        parts = tuple(
+            place(shapes_of(weights_of(names, weights)), replicated(mesh))
+            for names, mesh in zip(self.names, self.meshes, strict=True)
+        )
+        start, number = self._given(parts, resident, block), np.zeros((), np.int32)
+        for key in self._numbered(block):
+            start[key] = place(shapes_of(number), replicated(self.meshes[key[1].stage]))
+        last = Node(len(self.nodes) - 1)
+        start[counts_of(last)] = place(jax.eval_shape(self.empty), NamedSharding(self.meshes[-1], EACH))
+        plan = self._plan(_num_batches(block))
+        return plan, plan.lower(start)
+
     def prepare(self, placed: tuple[PyTree, ...], _resident: PyTree, _block: PyTree) -> tuple[PyTree, ...]:
         """Return the weights as they are: stages compute all that follows from them in each call."""
         return placed
@@ -84,16 +99,22 @@ class StagedEvaluation:
         return self._compiled(start, block)(start, 1)["total"]
 
     def _start(self, weights: tuple[PyTree, ...], resident: PyTree, block: PyTree) -> Values:
-        last = Node(len(self.nodes) - 1)
+        start = self._given(weights, resident, block)
+        start |= {key: self._number(key[1], key[2]) for key in self._numbered(block)}
+        start[counts_of(Node(len(self.nodes) - 1))] = self.empty()
+        return start
+
+    def _given(self, weights: tuple[PyTree, ...], resident: PyTree, block: PyTree) -> Values:
         start: Values = {("params", Node(number)): part for number, part in enumerate(weights)}
-        for node, side in ((Node(0), 0), (last, 1)):
+        for node, side in ((Node(0), 0), (Node(len(self.nodes) - 1), 1)):
             start["resident", node] = resident[side] if resident else None
             start["block", node] = block[side]
-            for number in range(_num_batches(block)):
-                start["number", node, number] = self._number(node, number)
-        start[counts_of(last)] = self.empty()
-        start["total"] = ()
-        return start
+        return start | {"total": ()}
+
+    def _numbered(self, block: PyTree) -> list[tuple[str, Node, int]]:
+        """Return the names of the numbers of batches that the first and the last stage read."""
+        nodes = dict.fromkeys((Node(0), Node(len(self.nodes) - 1)))
+        return [("number", node, number) for node in nodes for number in range(_num_batches(block))]
 
     def _compiled(self, start: Values, block: PyTree) -> CompiledSteps:
         num_batches = _num_batches(block)
@@ -166,7 +187,9 @@ def make_staged_evaluation(
             for number, (blocks, mesh) in enumerate(zip(ranges, meshes, strict=True))
         },
         empty=jax.jit(empty, out_shardings=NamedSharding(meshes[-1], EACH)),
-        total=on_mesh(meshes[-1], total, (EACH,), (ALL,), compiler_options=spec.compiler_options),
+        total=on_mesh(
+            meshes[-1], total, (EACH,), (ALL,), name="evaluate_total", compiler_options=spec.compiler_options
+        ),
     )
 
 

@@ -89,7 +89,14 @@ def make_node(spec: NodeSpec) -> NodePrograms:
     return NodePrograms(
         spec=spec,
         forward=forward,
-        fresh=on_mesh(spec.mesh, lambda *given: _fresh(spec, *given), (ALL, ALL), (EACH, EACH), **common),
+        fresh=on_mesh(
+            spec.mesh,
+            lambda *given: _fresh(spec, *given),
+            (ALL, ALL),
+            (EACH, EACH),
+            name=f"{spec.name}_fresh",
+            **common,
+        ),
         backward=on_mesh(
             spec.mesh,
             _multiplying(spec, _backward),

@@ -6,9 +6,10 @@ dropped. The plan is compiled ahead for the shapes of the values it starts from,
 any number of times.
 """
 
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from headrace.engine.compiler import OptionItems, compile_program
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import spans_cpus, transfer
 from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, CompiledSteps, Key, Launch, Send, Values
+from headrace.engine.placement import HOST_MEMORY
 from headrace.plan.schedule import Action
 
 # How a value is placed on the devices of a lane: cut over the replicas along its first dim, or whole on each.
@@ -39,6 +41,7 @@ class Program:
     jitted: jax.stages.Wrapped
     mesh: Mesh
     outs: tuple[PyTree, ...]  # for each result a partition, or a tree of shardings
+    name: str = ""
     exchanges: bool = False  # between replicas, in the middle of a step
     compiler_options: OptionItems = ()
 
@@ -78,7 +81,7 @@ def on_mesh(
     # check_vma=False: with True JAX would sum the gradients over replicas in every backward pass, by itself; and it has
     # no collectives over groups of replicas, which shared batch norms need.
     mapped = jax.shard_map(_named(function, name), mesh=mesh, in_specs=in_specs, out_specs=outs, check_vma=False)
-    return Program(jitted=jax.jit(mapped, donate_argnums=donate), mesh=mesh, outs=outs, **options)
+    return Program(jitted=jax.jit(mapped, donate_argnums=donate), mesh=mesh, outs=outs, name=name, **options)
 
 
 def _named(function: Callable[..., tuple[PyTree, ...]], name: str) -> Callable[..., tuple[PyTree, ...]]:
@@ -91,6 +94,14 @@ def _named(function: Callable[..., tuple[PyTree, ...]], name: str) -> Callable[.
 
 def _shaped(leaf: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+
+def _device_bytes(leaf: Any) -> int:
+    """Return the bytes of an array on one device; none of what is in host memory."""
+    where = getattr(leaf, "sharding", None)
+    if where is None or where.memory_kind == HOST_MEMORY:
+        return 0
+    return math.prod(where.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -207,6 +218,14 @@ class StepBuilder:
         return any(launch.lane == lane and slot in launch.awaits for launch in self._launches)
 
 
+@dataclass(frozen=True)
+class LoweredSteps:
+    """The programs of a step as XLA's input, and the shapes of the values in each lane's slots."""
+
+    programs: dict[Program, jax.stages.Lowered]
+    shapes: tuple[dict[int, PyTree], ...]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepPlan:
     """The launches of a step in one possible order, of programs that are still to be compiled."""
@@ -232,6 +251,32 @@ class StepPlan:
                         most[name[1]] = max(most.get(name[1], 0), held[name[1]])
         return most
 
+    def bytes_by_lane(self, lowered: LoweredSteps, extra: Mapping[Program, int]) -> list[int]:
+        """Return the most bytes that a device of each lane holds in a step: the values in its slots, launch by launch.
+
+        `extra` is what a program takes beside what it reads: temporaries, and results that are not written in place of
+        what is donated.
+        """
+        sizes = [
+            {slot: sum(map(_device_bytes, jax.tree.leaves(value))) for slot, value in lane.items()}
+            for lane in lowered.shapes
+        ]
+        held = [{STEP, EMPTY} for _ in self.meshes]
+        for lane, slot in (*self.kept.values(), *self.fed.values()):
+            held[lane].add(slot)
+        most = [0] * len(self.meshes)
+        for launch in self.launches:
+            lane = launch.lane
+            now = sum(sizes[lane].get(slot, 0) for slot in held[lane])
+            more = extra[launch.call] if isinstance(launch.call, Program) else 0
+            most[lane] = max(most[lane], now + more)
+            held[lane].update(launch.writes)
+            for send in launch.sends:
+                if send.lane != HOST:
+                    held[send.lane].add(send.target)
+            held[lane].difference_update(launch.frees)
+        return most
+
     def compile(self, start: Values, differing: Collection[Key] | None = None) -> CompiledSteps:
         """Compile every program for values like these (arrays or shapes, fed ones too), once for equal shapes.
 
@@ -246,7 +291,8 @@ class StepPlan:
             self._compiled[wanted] = self._compile(given)
         return self._compiled[wanted]
 
-    def _compile(self, start: Values) -> CompiledSteps:
+    def lower(self, start: Values) -> "LoweredSteps":
+        """Return every program as XLA's input, for values like these (arrays or shapes)."""
         shapes: list[dict[int, Any]] = [{STEP: 0, EMPTY: ()} for _ in self.meshes]
         for key, (lane, slot) in {**self.kept, **self.fed}.items():
             shapes[lane][slot] = jax.tree.map(_shape_of, start[key])
@@ -273,9 +319,13 @@ class StepPlan:
                     # not move their arguments.
                     moved = jax.tree.map(partial(_shaped, where=send.put.keywords["where"]), moved)  # pyright: ignore[reportFunctionMemberAccess]
                 shapes[send.lane][send.target] = moved
+        return LoweredSteps({program: each for program, (each, _) in lowered.items()}, tuple(shapes))
+
+    def _compile(self, start: Values) -> CompiledSteps:
+        lowered = self.lower(start).programs
 
         def build(program: Program) -> jax.stages.Compiled:
-            return compile_program(lowered[program][0], dict(program.compiler_options))
+            return compile_program(lowered[program], dict(program.compiler_options))
 
         # XLA compiles without the interpreter lock, so the programs of all stages compile at once; each in a copy
         # of the context, which counts them.

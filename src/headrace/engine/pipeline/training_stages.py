@@ -217,4 +217,5 @@ def make_update(stage: StageSpec, mesh: Mesh, like: State) -> Program:
         donate_argnums=(0, 1, 2, 5),
     )
     outs: tuple[Any, ...] = (ALL, ALL, slot_shardings, ALL, ALL)
-    return Program(jitted=jitted, mesh=mesh, outs=outs, compiler_options=stage.step.compiler_options)
+    options = stage.step.compiler_options
+    return Program(jitted=jitted, mesh=mesh, outs=outs, name=update.__name__, compiler_options=options)
