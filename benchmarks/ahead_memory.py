@@ -41,7 +41,7 @@ NETWORKS: dict[str, tuple[int, int, int]] = {
 }
 
 
-def command_of(network: str, target: str) -> list[str]:
+def command_of(network: str, target: str, more: str) -> list[str]:
     """Return the command for a network: training alone, half precision, SGD with momentum."""
     batch, pixels, classes = NETWORKS[network]
     options = (
@@ -49,14 +49,15 @@ def command_of(network: str, target: str) -> list[str]:
     )
     options += f" --model {network} --micro-batch-size {batch} --precision 16.32"
     options += f" --validation False --target {target}"
-    return [sys.executable, "-m", "headrace", "plan", "--json", *options.split()]
+    return [sys.executable, "-m", "headrace", "plan", "--json", *options.split(), *more.split()]
 
 
-def row_of(network: str, target: str) -> dict[str, Any]:
+def row_of(network: str, target: str, more: str = "") -> dict[str, Any]:
     """Compile one network; return what the plan and the compiler say, or the error."""
     begin = time.perf_counter()
-    done = subprocess.run(command_of(network, target), capture_output=True, text=True, check=False)
+    done = subprocess.run(command_of(network, target, more), capture_output=True, text=True, check=False)
     row = {"network": network, "target": target, "batch": NETWORKS[network][0], "pixels": NETWORKS[network][1]}
+    row |= {"options": more} if more else {}
     row["seconds"] = round(time.perf_counter() - begin)
     if done.returncode:
         return row | {"error": done.stderr.strip()[-500:]}
@@ -71,7 +72,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table for people."""
     lines = ["| network, px, batch | for | compiler, MiB | plan, MiB | |", "|---|---|---|---|---|"]
     for row in rows:
-        name = f"{row['network']}, {row['pixels']}, {row['batch']}"
+        name = f"{row['network']}, {row['pixels']}, {row['batch']}{' ' + row['options'] if 'options' in row else ''}"
         if "error" in row:
             lines.append(f"| {name} | {row['target']} | {row['error'].splitlines()[0]} | | |")
             continue
@@ -87,17 +88,18 @@ def main() -> None:
     parser.add_argument("--target", default="h200x1")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--out", type=Path, default=Path("ahead_memory.jsonl"))
+    parser.add_argument("--options", default="", help="more options of headrace plan, as one text")
     parser.add_argument("--table", nargs="*", type=Path)
     args = parser.parse_args()
     if args.table:
         print(table([json.loads(line) for path in args.table for line in path.read_text().splitlines()]))
         return
     lines = args.out.read_text().splitlines() if args.out.exists() else []
-    there = {(row["network"], row["target"], row["batch"]) for row in map(json.loads, lines)}
+    there = {(row["network"], row["target"], row["batch"], row.get("options", "")) for row in map(json.loads, lines)}
     for network in args.networks:
-        if (network, args.target, NETWORKS[network][0]) in there:
+        if (network, args.target, NETWORKS[network][0], args.options) in there:
             continue
-        row = row_of(network, args.target)
+        row = row_of(network, args.target, args.options)
         with args.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(table([row]).splitlines()[-1], f"{row['seconds']} s", flush=True)

@@ -16,3 +16,10 @@ class Target:
     count: int = 1  # of all machines
     machines: int = 1  # each is a process of the run
     slices: int = 1  # of TPUs, which a network joins
+
+    @property
+    def lowering(self) -> str:
+        """JAX's name of the platform that programs are lowered for."""
+        if self.platform != "gpu":
+            return self.platform
+        return "rocm" if self.capability.startswith("gfx") else "cuda"

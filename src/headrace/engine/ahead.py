@@ -1,5 +1,6 @@
 """Machines that are not here: their names, and XLA's devices for them, which compile programs and run none."""
 
+import functools
 import math
 import os
 import re
@@ -223,6 +224,7 @@ def devices_of(target: Target) -> list[Any]:
     return sorted(topology.devices, key=lambda device: (device.process_index, device.id))
 
 
+@functools.cache
 def _open_rocm() -> None:
     """Load AMD's compiler, which does not announce itself to JAX on a machine without such a GPU."""
     library = next((each for each in files("jax-rocm7-pjrt") or () if each.name == "xla_rocm_plugin.so"), None)

@@ -35,7 +35,7 @@ from headrace.engine.compiler import Options, compile_program
 from headrace.engine.devices import Device, count_compilations, count_found
 from headrace.engine.kept_programs import NoKeyError, keep_for, kept, kept_for, key
 from headrace.engine.program_names import is_patched, leaf_description, source_digest, surroundings
-from headrace.ops.tracing import target
+from headrace.ops.tracing import lowered, target
 
 _FORMAT = b"headrace programs 1\n"
 _MOST_BYTES = 4 << 30  # above it, the files that were not used for the longest time are deleted
@@ -75,7 +75,7 @@ class Request:
 
     def lower(self) -> jax.stages.Lowered:
         """Make XLA's input for what `make` jits."""
-        return kept(self.make, self.spec, self.mesh, *self.more).lower(*self.arguments)
+        return lowered(kept(self.make, self.spec, self.mesh, *self.more).trace(*self.arguments))
 
     @property
     def devices(self) -> tuple[Device, ...]:

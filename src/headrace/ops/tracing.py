@@ -34,6 +34,12 @@ def given_target() -> Target | None:
     return _target.get()
 
 
+def lowered(traced: jax.stages.Traced) -> jax.stages.Lowered:
+    """Return a traced program as XLA's input, for the target also where the devices it names are others."""
+    given = given_target()
+    return traced.lower() if given is None or given.portable else traced.lower(lowering_platforms=(given.lowering,))
+
+
 def _own() -> Target:
     platform = jax.default_backend()
     # Asked of GPUs alone: elsewhere it would start the devices for nothing.

@@ -26,6 +26,7 @@ from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import spans_cpus, transfer
 from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, CompiledSteps, Key, Launch, Send, Values
 from headrace.engine.placement import HOST_MEMORY
+from headrace.ops.tracing import lowered
 from headrace.plan.schedule import Action
 
 # How a value is placed on the devices of a lane: cut over the replicas along its first dim, or whole on each.
@@ -251,7 +252,7 @@ class StepPlan:
                         most[name[1]] = max(most.get(name[1], 0), held[name[1]])
         return most
 
-    def bytes_by_lane(self, lowered: LoweredSteps, extra: Mapping[Program, int]) -> list[int]:
+    def bytes_by_lane(self, steps: LoweredSteps, extra: Mapping[Program, int]) -> list[int]:
         """Return the most bytes that a device of each lane holds in a step: the values in its slots, launch by launch.
 
         `extra` is what a program takes beside what it reads: temporaries, and results that are not written in place of
@@ -259,7 +260,7 @@ class StepPlan:
         """
         sizes = [
             {slot: sum(map(_device_bytes, jax.tree.leaves(value))) for slot, value in lane.items()}
-            for lane in lowered.shapes
+            for lane in steps.shapes
         ]
         held = [{STEP, EMPTY} for _ in self.meshes]
         for lane, slot in (*self.kept.values(), *self.fed.values()):
@@ -296,7 +297,7 @@ class StepPlan:
         shapes: list[dict[int, Any]] = [{STEP: 0, EMPTY: ()} for _ in self.meshes]
         for key, (lane, slot) in {**self.kept, **self.fed}.items():
             shapes[lane][slot] = jax.tree.map(_shape_of, start[key])
-        lowered: dict[Program, tuple[jax.stages.Lowered, tuple[PyTree, ...]]] = {}
+        found: dict[Program, tuple[jax.stages.Lowered, tuple[PyTree, ...]]] = {}
         for launch in self.launches:
             program, mine = launch.call, shapes[launch.lane]
             arguments = [mine.get(slot) for slot in launch.reads]  # a host call's need not have a shape
@@ -304,10 +305,10 @@ class StepPlan:
                 results = program.shapes(*arguments)
             else:
                 # Programs compare by identity (eq=False): a node's is lowered once and launched for every micro-batch.
-                if program not in lowered:
+                if program not in found:
                     traced = program.jitted.trace(*arguments)
-                    lowered[program] = traced.lower(), program.shapes(traced)
-                results = lowered[program][1]
+                    found[program] = lowered(traced), program.shapes(traced)
+                results = found[program][1]
             # Not strict: of a host call whose results no program reads, the shapes are not known.
             mine.update(zip(launch.writes, results, strict=False))
             for send in launch.sends:
@@ -319,18 +320,18 @@ class StepPlan:
                     # not move their arguments.
                     moved = jax.tree.map(partial(_shaped, where=send.put.keywords["where"]), moved)  # pyright: ignore[reportFunctionMemberAccess]
                 shapes[send.lane][send.target] = moved
-        return LoweredSteps({program: each for program, (each, _) in lowered.items()}, tuple(shapes))
+        return LoweredSteps({program: each for program, (each, _) in found.items()}, tuple(shapes))
 
     def _compile(self, start: Values) -> CompiledSteps:
-        lowered = self.lower(start).programs
+        programs = self.lower(start).programs
 
         def build(program: Program) -> jax.stages.Compiled:
-            return compile_program(lowered[program], dict(program.compiler_options))
+            return compile_program(programs[program], dict(program.compiler_options))
 
         # XLA compiles without the interpreter lock, so the programs of all stages compile at once; each in a copy
         # of the context, which counts them.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            building = {program: pool.submit(copy_context().run, build, program) for program in lowered}
+            building = {program: pool.submit(copy_context().run, build, program) for program in programs}
             compiled = {program: future.result() for program, future in building.items()}
         return CompiledSteps(
             launches=tuple(
