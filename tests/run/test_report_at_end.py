@@ -8,15 +8,16 @@ def test_a_report_that_fails_or_is_off_leaves_the_run_as_it_is(quick, monkeypatc
     def fail(path):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("headrace.run.recorder.write_run_report", fail)
+    for name in ("write_curve", "write_run_report"):
+        monkeypatch.setattr(f"headrace.run.recorder.{name}", fail)
     short = {"num_epochs": 1, "weight_updates_per_epoch": 1, "validation": False}
     result = train(quick(**short))
     assert result.outcome == "finished"
     records = read_records(result.directory)
     assert [record.outcome for record in records if isinstance(record, RunEnd)] == ["finished"]
-    last = records[-1]
-    assert isinstance(last, Note)
-    assert "no report was written" in last.text
+    plot, report = [record for record in records[-2:] if isinstance(record, Note)]
+    assert plot.text.startswith("no plot was written: ")
+    assert "no report was written" in report.text
     monkeypatch.undo()
     result = train(quick(report=False, **short))
     assert result.outcome == "finished"

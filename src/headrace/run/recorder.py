@@ -414,20 +414,19 @@ class RunRecorder:
                 self._sinks.sync()
                 # From the records on the disk, not from memory: a resumed run has the earlier part of the curve there
                 # only.
-                write_curve(self._directory.path)
+                path = self._directory.path
+                self._make("plot", lambda: write_curve(path))
                 if self._resolved.config.logging.report:
-                    self._write_report()
+                    self._make("report", lambda: _write_report(path))
 
-    def _write_report(self) -> None:
-        """Write the run's report. Whatever goes wrong with it, the run has ended as its records say."""
-        path = self._directory.path
+    def _make(self, what: str, write: Callable[[], None]) -> None:
+        """Write what shows the run. Whatever goes wrong with it, the run has ended as its records say."""
         try:
-            machine = json.dumps(asdict(describe_machine()), indent=1) + "\n"
-            write_atomic(path / MACHINE_FILE, machine.encode())
-            write_run_report(path)
+            write()
         except Exception as error:
+            retry = f"; try: headrace report {self._directory.path}" if what == "report" else ""
             with suppress(HeadraceError):
-                self.note(f"no report was written: {error!r}; try: headrace report {path}", "warning")
+                self.note(f"no {what} was written: {error!r}{retry}", "warning")
 
     def _tidy(self) -> None:
         """Delete what is not to be kept: the last validation may have changed which checkpoint is the best."""
@@ -628,3 +627,9 @@ class RunRecorder:
             "epoch_sums": self._epoch_sums.to_dict(),
             "point_sums": self._points.sums,
         } | ({"pace": self.budget.to_dict(step)} if self.budget else {})
+
+
+def _write_report(path: Path) -> None:
+    machine = json.dumps(asdict(describe_machine()), indent=1) + "\n"
+    write_atomic(path / MACHINE_FILE, machine.encode())
+    write_run_report(path)
