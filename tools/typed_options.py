@@ -33,6 +33,7 @@ TYPES: dict[Kind, str] = {
     kinds.FRACTION: "float | str",
     kinds.TEXT: "str",
     kinds.PLACE: "str | os.PathLike[str]",
+    kinds.ANYWHERE: "str | os.PathLike[str]",
     kinds.PATH: "str | os.PathLike[str]",
     kinds.WORDS: "str | Sequence[str]",
     kinds.NUMBERS: "Sequence[int]",

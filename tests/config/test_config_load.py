@@ -240,6 +240,7 @@ OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     values.FRACTION: st.floats(0, 20) | st.integers(1, 500).map(lambda n: 1 / n),
     values.TEXT: st.text(),
     values.PLACE: st.text().filter(lambda text: ":" not in text),
+    values.ANYWHERE: st.text().filter(lambda text: ":" not in text),
     values.PATH: st.text().filter(lambda text: ":" not in text),
     values.WORDS: st.lists(st.sampled_from(["gamma", "beta$", "a.b", "x|y"]), max_size=3).map(tuple),
     values.NUMBERS: st.lists(st.integers(0, 9), max_size=3).map(tuple),

@@ -75,7 +75,8 @@ class Saver:
 
     An error in the thread comes out of the next `save` or `wait` as CheckpointError, once, and what waited is not
     written. After each save the directory is pruned to the last `keep_last` (None: all) and the best. `prepare` is
-    called in the thread before a checkpoint is written; if it raises an error, nothing is written.
+    called in the thread before a checkpoint is written; if it raises an error, nothing is written. `written` is called
+    there after one was written and others were deleted.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class Saver:
         best: BestCheckpoints | None = None,
         every_seconds: float = math.inf,
         prepare: Callable[[], None] = lambda: None,
+        written: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.directory = Path(directory)
         self.best = best or BestCheckpoints(directory, 0)
         self._keep_last, self._every_seconds, self._prepare, self._now = keep_last, every_seconds, prepare, now
+        self._written = written
         self._has_saved = False  # once it has, the directory is there, or was taken away
         self._saved: deque[SavedCheckpoint] = deque()
         self.num_written = self.num_passed_over = 0
@@ -260,6 +263,7 @@ class Saver:
         # After the new one is complete, never before: a full disk then costs the newest checkpoint, not the one to
         # resume from.
         self.prune()
+        self._written()
         seconds = self._now() - start
         self.num_written += 1
         self.write_seconds += seconds

@@ -9,7 +9,8 @@ from dataclasses import replace
 from headrace.cli.tables import Column, print_fitted, shorten, table_lines, terminal_width
 from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
-from headrace.core.local_path import local_path
+from headrace.core.local_path import run_place
+from headrace.core.stored_copy import here
 
 _COMPARE = "Print the options in which runs differ, and their results side by side. Nothing in them is changed."
 # Characters of a value on a terminal: the most of any, and what all have room for before runs are put below others.
@@ -19,7 +20,7 @@ _WIDEST, _NARROWEST = 32, 10
 def compare(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace compare", description=_COMPARE)
-    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=local_path, help="two or more runs")
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=run_place, help="two or more runs")
     args = parser.parse_intermixed_args(argv)
     if not 2 <= len(args.paths) <= len(string.ascii_uppercase):
         raise ConfigError(
@@ -30,7 +31,7 @@ def compare(argv: list[str]) -> int:
     from headrace.report.comparison import compare_options, compare_results, read_compared
     from headrace.report.run_summary import describe_data_apart
 
-    runs = read_compared(args.paths)
+    runs = read_compared([here(path) for path in args.paths])
     letters, width = string.ascii_uppercase[: len(runs)], terminal_width()
     for letter, run in zip(letters, runs, strict=True):
         path = shorten(str(run.path), width - 3) if width else str(run.path)

@@ -14,7 +14,8 @@ from headrace.cli.tables import terminal_width
 from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
-from headrace.core.local_path import local_path
+from headrace.core.local_path import STORES, local_path, local_text
+from headrace.core.stored_copy import here
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     from headrace.run.read_weights import find_weights
 
     weights = with_flip(find_weights(name, which), args.flip)
-    files = find_images([local_path(path) for path in paths])
+    files = find_images([here(local_text(path, "The image", STORES)) for path in paths])
     labels = labels_by_folder(files, weights.class_names)
     if args.page and not labels:
         raise ConfigError(

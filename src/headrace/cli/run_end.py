@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from headrace.cli.tables import terminal_width
+from headrace.core.local_path import is_address
 from headrace.core.units import format_duration
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
             rows.append((name, shlex.quote(str(file))))
     rows.append(("directory", shlex.quote(str(run.path))))
     rows += [("next" if not place else "", command) for place, command in enumerate(_next(result, run))]
+    from headrace.run.stored_run import run_path
+
+    log_dir = str(run.options.get("log_dir"))
+    if is_address(log_dir) and result.directory == run_path(log_dir, run.path.name):
+        address = f"{log_dir.rstrip('/')}/{run.path.name}"
+        rows = [(name, text.replace(str(run.path), address)) for name, text in rows]
+        rows.append(("copy here", shlex.quote(str(run.path))))
     width = terminal_width()
     return [line for name, text in rows if text for line in _wrapped(name, text, width)]
 

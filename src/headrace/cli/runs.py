@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.cli.tables import Column, fit_columns, print_fitted, table_lines, terminal_width
 from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
-from headrace.core.local_path import local_path
+from headrace.core.local_path import is_address, local_path, run_place
 from headrace.core.units import format_percent
 from headrace.rows.metrics import METRICS
 
@@ -26,7 +26,14 @@ _RUNS = (
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace runs", description=_RUNS)
-    add_place(parser)
+    parser.add_argument(
+        "place",
+        metavar="DIR",
+        nargs="?",
+        type=run_place,
+        default="runs",
+        help="where to look, here or in a store [runs]",
+    )
     parser.add_argument(
         "--sort",
         choices=tuple(_SORTS),
@@ -37,24 +44,34 @@ def main(argv: list[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     from headrace.report.run_summary import data_groups, find_runs, read_summary
 
-    refuse_missing(args.place)
-    runs = sorted((read_summary(path) for path in find_runs(args.place)), key=_SORTS[args.sort])
+    place = _brought(args.place)
+    refuse_missing(place)
+    runs = sorted((read_summary(path) for path in find_runs(place)), key=_SORTS[args.sort])
     if args.json:
         for run in runs:
             print(json.dumps(_facts(run)))
     elif not runs:
         print(f"no runs in {args.place}")
     else:
-        columns, missing = fit_columns(_columns(runs, args.place), terminal_width())
+        columns, missing = fit_columns(_columns(runs, place), terminal_width())
         print("\n".join(table_lines(columns)))
         for run in runs:
             if run.problem:
-                print_fitted(f"{_name(run, args.place)}: {run.problem}")
+                print_fitted(f"{_name(run, place)}: {run.problem}")
         if args.sort == "accuracy" and len(set(data_groups([run for run in runs if run.best]))) > 1:
             print_fitted("note: the runs have different datasets, whose accuracies cannot be compared")
         if missing:
             print_fitted(f"no room for {', '.join(missing)}; --json has everything")
     return 0
+
+
+def _brought(place: str) -> Path:
+    """Return a path as it is; of runs in a store, a folder with their records."""
+    if not is_address(place):
+        return Path(place)
+    from headrace.run.stored_run import bring_records
+
+    return bring_records(place)
 
 
 def add_place(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from headrace.cli.options import Parsed, read_arguments, read_config_arguments, 
 from headrace.cli.run_end import end_lines
 from headrace.cli.slips import is_run
 from headrace.config.command_line import take_value
-from headrace.core.local_path import local_path
+from headrace.core.local_path import run_place
 from headrace.job import Restart, detect_process_info, detect_restart
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ def resume(argv: list[str]) -> int:
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "run_dir", metavar="RUN_DIR", type=local_path, help="directory of a run that was started before"
+            "run_dir",
+            metavar="RUN_DIR",
+            type=run_place,
+            help="directory of a run that was started before, here or in a store",
         )
 
     from headrace.run.sweep import is_sweep

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.options import read_arguments, without_recipe
 from headrace.cli.tables import print_fitted, terminal_width
 from headrace.core.errors import ConfigError, nearest
-from headrace.core.local_path import local_path
+from headrace.core.local_path import local_path, run_place
 from headrace.core.units import format_percent
 from headrace.rows.metrics import METRICS
 
@@ -147,7 +147,11 @@ def _show_images(result: "Validated", options: Mapping[str, object], *, as_json:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", nargs="?", metavar="RUN_DIR|CHECKPOINT", type=local_path, help="a run's directory, or one checkpoint"
+        "path",
+        nargs="?",
+        metavar="RUN_DIR|CHECKPOINT",
+        type=run_place,
+        help="a run or checkpoint, here or in a store",
     )
     parser.add_argument(
         "folder",

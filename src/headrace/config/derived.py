@@ -15,6 +15,7 @@ from headrace.config.layers import Given, Layer
 from headrace.config.networks import Variant, find_variant
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.core.errors import ConfigError
+from headrace.core.local_path import is_address
 
 ALL_CHECKPOINTS = 1_000_000  # more than any run saves
 PIXEL_OPTIONS = ("normalization", "normalise_input", "pixel_mean", "pixel_std")
@@ -148,6 +149,11 @@ def _shorter_side(facts: _Facts) -> int:
     return max(facts.weights["eval_resize_size"].value * size // facts.size_of_weights, size)
 
 
+def _above(output: str) -> str:
+    """Return the directory that a run's is in; as a Path, an address would lose a slash."""
+    return output.rstrip("/").rpartition("/")[0] if is_address(output) else str(Path(output).parent)
+
+
 def _is_output(facts: _Facts) -> bool:
     """Say whether the run's directory is given as one path, beside nothing else of the same source that says it."""
     if facts["output"] is None:
@@ -223,7 +229,7 @@ DERIVED: tuple[Derived[_Facts], ...] = (
     Derived(
         option="log_dir",
         when=_is_output,
-        value=lambda f: str(Path(f["output"]).parent),
+        value=lambda f: _above(f["output"]),
         origin=lambda f: f.origin("output"),
     ),
     Derived(

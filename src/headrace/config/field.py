@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.config.other_names import OTHER_NAMES
 from headrace.core.errors import ConfigError, did_you_mean, nearest
-from headrace.core.local_path import WEB, local_text
+from headrace.core.local_path import STORES, WEB, local_text
 from headrace.rows.values import (
+    ANYWHERE,
     BOOL,
     BYTES,
     KIND_OF_TYPE,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.config.schema import Config
 
 _META = "headrace"
+_ACCEPTED = {PLACE.description: WEB, ANYWHERE.description: STORES}  # what paths of these kinds may begin with
 _FEW_CHOICES = 12  # are listed beside the nearest one
 
 
@@ -104,7 +106,7 @@ class Option:
         """Return the value that `raw` stands for, or refuse it with the option's help text."""
         raw = _plain(raw)
         # For a text, `none` is a value: compilation_cache_dir none is off, and not the same as unset.
-        none_words = () if self.kind in (TEXT, PLACE, PATH) else NONE_WORDS
+        none_words = () if self.kind in (TEXT, PLACE, PATH, ANYWHERE) else NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
             return None
         if self.kind is BOOL:
@@ -119,9 +121,9 @@ class Option:
             raise self._refusal(raw, reason or f"not {self.kind.description}", origin) from None
         if self.optional and value is None:
             return None
-        if self.kind in (PATH, PLACE):
+        if self.kind in (PATH, PLACE, ANYWHERE):
             what = f"{origin.prefix}{self.flag if origin.kind == COMMAND_LINE.kind else self.name}"
-            local_text(value, what, WEB if self.kind is PLACE else ())
+            local_text(value, what, _ACCEPTED.get(self.kind.description, ()))
         broken = self.check(value) if self.check else ""
         if self.choices and not broken:
             chosen, broken = self._choose(value)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
-from headrace.core.local_path import scheme_of
+from headrace.core.local_path import is_address, scheme_of
 from headrace.rows.formats import FORMATS
 from headrace.rows.values import (
+    ANYWHERE,
     BYTES,
     FLOATS,
     PATH,
@@ -45,9 +46,10 @@ class Data:
     )
     dataset_path: str = option(
         ".",
-        "Directory of the dataset or its parent; if not given $DATASETS_DIR, then $DATA_DIR.",
+        "Directory of the dataset or its parent, or its address in a store (s3://, gs://, az://, hf://, https://); if "
+        "not given $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
-        kind=PATH,
+        kind=ANYWHERE,
     )
     validation_path: str | None = option(
         None,
@@ -224,6 +226,9 @@ class Data:
         "Bytes of host memory for images kept raw or decoded, or decoded once beyond dataset_device_budget.",
         kind=BYTES,
     )
+    dataset_disk_budget: str = option(
+        "200GiB", "Bytes of this machine's disk for what was fetched from a store; 0 keeps nothing.", kind=BYTES
+    )
     dataset_device_budget: str = option("2GiB", "Bytes of device memory that the dataset may take.", kind=BYTES)
     pipeline_num_parallel: int | None = option(
         None,
@@ -283,6 +288,7 @@ DATA_RULES = (
     Rule(
         broken=lambda facts: (
             scheme_of(facts.config.data.dataset_path)
+            and not is_address(facts.config.data.dataset_path)
             and facts.config.data.dataset not in ("digits", *SYNTHETIC_DATASETS)
         ),
         problem=lambda facts: f"{facts.describe('dataset_path')}.",
@@ -384,6 +390,16 @@ DATA_RULES = (
         ),
         "The budget is for image files kept in the host's memory.",
         "Add --dataset-cache raw or decoded, or --decode-once on, or leave the budget out.",
+    ),
+    conflict(
+        "dataset_disk_budget",
+        "dataset_path",
+        lambda facts: (
+            facts.config.data.dataset_disk_budget != Data().dataset_disk_budget
+            and not is_address(facts.config.data.dataset_path)
+        ),
+        "The budget is for images that are fetched from a store.",
+        "Give the address of a store with --dataset-path, or leave the budget out.",
     ),
     Rule(
         broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.synthetic_on),

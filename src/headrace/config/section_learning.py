@@ -9,6 +9,7 @@ from headrace.rows.curves import CURVES
 from headrace.rows.optimizers import OPTIMIZERS
 from headrace.rows.trackers import TRACKERS
 from headrace.rows.values import (
+    ANYWHERE,
     BYTES,
     CLASS_WEIGHTS,
     FLOATS,
@@ -372,12 +373,14 @@ class Logging:
 
     output: str | None = option(
         None,
-        "Directory of the run; the short form of log_dir and run_name.",
+        "Directory of the run, here or in a store (s3://, gs://, az://); the short form of log_dir and run_name.",
         aliases=("output_dir",),
         check=lambda path: "" if Path(path).name not in ("", "..") else "must end in the name of a directory",
-        kind=PATH,
+        kind=ANYWHERE,
     )
-    log_dir: str = option("runs", "Directory in which each run gets a directory of its own.", kind=PATH)
+    log_dir: str = option(
+        "runs", "Directory in which each run gets a directory of its own, here or in a store.", kind=ANYWHERE
+    )
     run_name: str | None = option(None, "Name of the run's directory; unset means model, dataset and time.")
     resume: str = option(
         "never",

@@ -65,7 +65,8 @@ class Options(TypedDict, total=False):
     ]
     """Dataset to train on; auto detects the kind of files in dataset_path."""
     dataset_path: str | os.PathLike[str]
-    """Directory of the dataset or its parent; if not given $DATASETS_DIR, then $DATA_DIR."""
+    """Directory of the dataset or its parent, or its address in a store (s3://, gs://, az://, hf://, https://); if
+    not given $DATASETS_DIR, then $DATA_DIR."""
     data_dir: str | os.PathLike[str]
     """The same as dataset_path."""
     validation_path: str | os.PathLike[str] | None
@@ -162,6 +163,8 @@ class Options(TypedDict, total=False):
     images) in the host's memory."""
     dataset_host_budget: int | str
     """Bytes of host memory for images kept raw or decoded, or decoded once beyond dataset_device_budget."""
+    dataset_disk_budget: int | str
+    """Bytes of this machine's disk for what was fetched from a store; 0 keeps nothing."""
     dataset_device_budget: int | str
     """Bytes of device memory that the dataset may take."""
     pipeline_num_parallel: int | None
@@ -538,11 +541,11 @@ class Options(TypedDict, total=False):
     weight_avg_exp: float | Sequence[float] | None
     """The same as average_decays."""
     output: str | os.PathLike[str] | None
-    """Directory of the run; the short form of log_dir and run_name."""
+    """Directory of the run, here or in a store (s3://, gs://, az://); the short form of log_dir and run_name."""
     output_dir: str | os.PathLike[str] | None
     """The same as output."""
     log_dir: str | os.PathLike[str]
-    """Directory in which each run gets a directory of its own."""
+    """Directory in which each run gets a directory of its own, here or in a store."""
     run_name: str | None
     """Name of the run's directory; unset means model, dataset and time."""
     progress: Literal["auto", "bar", "plain", "none"]

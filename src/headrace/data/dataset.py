@@ -12,6 +12,7 @@ from headrace.config.schema import Data
 from headrace.config.section_data import FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.core.local_path import is_address
 from headrace.core.units import parse_bytes
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes, usual_statistics
@@ -24,6 +25,7 @@ from headrace.data.sets.image_sets import detect, imagenet_is_there, open_image_
 from headrace.data.sets.image_views import crop_rule, image_size_of, sent_size, sources_of, working_size
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_folder, locate_set, read_split
 from headrace.data.sets.source import Source, memory_source
+from headrace.data.sets.stored_place import stand_in
 from headrace.data.sets.synthetic import Synthetic, distinct_images, generated_source, synthetic_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")
@@ -180,7 +182,13 @@ def _class_folders(data: Data) -> Path:
 
 
 def resolved_set(data: Data) -> Data:
-    """Return the options with the dataset that `auto` finds; a published set of class folders is these folders."""
+    """Return the options with the dataset that `auto` finds, and the path of this machine at which it is read.
+
+    A published set of class folders is these folders; for a place in a store there are stand-ins.
+    """
+    if is_address(data.dataset_path) and data.dataset in IMAGE_DATASETS:
+        budget = parse_bytes(data.dataset_disk_budget)
+        data = replace(data, dataset_path=str(stand_in(data.dataset_path, budget)))
     if data.dataset in FOLDER_SETS:
         return replace(data, dataset="folder", dataset_path=str(_class_folders(data)))
     if data.dataset != "auto":

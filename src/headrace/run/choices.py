@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from headrace.config.checks import check
@@ -57,7 +56,7 @@ from headrace.run.design import NOTHING, CustomParts, design_run
 from headrace.run.expected_time import expected_time
 from headrace.run.weight_options import weight_options
 from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
-from headrace.weights.named import find_file, is_path
+from headrace.weights.named import find_file, is_path, path_of
 from headrace.weights.weight_file import read_shapes
 
 T = TypeVar("T")
@@ -174,7 +173,7 @@ def _definition_in(name: str, config: Config, given: Collection[str]) -> Mapping
             defaults = Model()
             refuse_another(config.model, given, {key: known.get(key, getattr(defaults, key)) for key in OPTIONS}, name)
         return {}
-    if is_path(name) and not Path(name).expanduser().is_file():  # a run without a description, or nothing at all
+    if is_path(name) and not path_of(name).is_file():  # a run without a description, or nothing at all
         return {}
     return find_definition(config.model, given, read_shapes(find_file(name), config.weights.init_ema), name)
 

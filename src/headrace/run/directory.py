@@ -19,8 +19,10 @@ from headrace.core.directory_lock import LOCK_FILE, DirectoryLock, lock_director
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import sync_directory, write_atomic
 from headrace.core.json_text import parse_json
+from headrace.core.local_path import is_address
+from headrace.run.stored_run import is_taken, refuse_unwritable, run_path
 from headrace.telemetry.records import REPORTS
-from headrace.weights.named import is_path
+from headrace.weights.named import is_path, is_stored
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,15 @@ class RunDirectory:
 def refuse_taken(config: Config) -> None:
     """Refuse a new run whose directory, or whose directory of checkpoints, belongs to another run."""
     name, checkpoints = config.logging.run_name, config.checkpoint.checkpoint_dir
-    path = Path(config.logging.log_dir) / name if name is not None else None
+    refuse_unwritable(config.logging.log_dir)
+    path = run_path(config.logging.log_dir, name) if name is not None else None
+    if name is not None and is_taken(config.logging.log_dir, name):
+        raise _taken(f"{config.logging.log_dir}/{name}", is_run=True)
+    if path is not None and is_address(config.logging.log_dir):
+        shutil.rmtree(path, ignore_errors=True)  # what is here of a run that the store has not
     # Before anything is computed: opening a large dataset may take minutes.
     if path is not None and path.exists() and not _is_free(path):
-        raise _taken(path)
+        raise _taken(path, is_run=(path / "config.json").is_file())
     if checkpoints is not None and (found := list_checkpoints(checkpoints)):
         raise ConfigError(
             f"The directory {checkpoints} already holds checkpoints ({found[-1].name}).",
@@ -80,12 +87,11 @@ def refuse_taken(config: Config) -> None:
         )
 
 
-def _taken(path: Path) -> ConfigError:
-    run = (path / "config.json").is_file()
+def _taken(path: Path | str, *, is_run: bool) -> ConfigError:
     return ConfigError(
         f"The run directory {path} already holds files.",
         rule="A new run needs a new directory.",
-        remedy=(f"Resume it: headrace resume {path}; or choose" if run else "Choose")
+        remedy=(f"Resume it: headrace resume {path}; or choose" if is_run else "Choose")
         + " another --output or --run-name.",
     )
 
@@ -104,7 +110,7 @@ def make_directory(config: Config, what: str) -> RunDirectory:
         _make(Path(apart), "--checkpoint-dir")
     number = 1
     while True:
-        path = Path(config.logging.log_dir) / (stem if number == 1 else f"{stem}-{number}")
+        path = run_path(config.logging.log_dir, stem if number == 1 else f"{stem}-{number}")
         if _make(path, "--log-dir") or name is not None:
             return layout(path, config)
         number += 1  # another run was started in the same second
@@ -163,7 +169,7 @@ def with_absolute_paths(resolved: Resolved) -> Resolved:
     places, weights = config.checkpoint, config.weights
     if places.checkpoint_dir is not None:
         places = replace(places, checkpoint_dir=str(Path(places.checkpoint_dir).absolute()))
-    if weights.weights is not None and is_path(weights.weights):
+    if weights.weights is not None and is_path(weights.weights) and not is_stored(weights.weights):
         weights = replace(weights, weights=str(Path(weights.weights).expanduser().absolute()))
     data = config.data
     if data.labels is not None:
@@ -251,7 +257,7 @@ def write_run(
     try:
         write_atomic(directory.config_file, (json.dumps(saved, indent=1) + "\n").encode(), replace=not is_new)
     except FileExistsError:
-        raise _taken(directory.path) from None
+        raise _taken(directory.path, is_run=True) from None
     write_atomic(directory.plan_file, (json.dumps(plan, indent=1) + "\n").encode())
 
 

@@ -15,8 +15,10 @@ import jax
 import numpy as np
 
 from headrace.checkpoint.store import restore_tree, write_error
+from headrace.checkpoint.upload import Uploader
 from headrace.config.checks import check_start
 from headrace.config.load import Resolved, override, to_flat
+from headrace.config.schema import Logging
 from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.core.device_access import COMPILING, leave_devices
@@ -94,6 +96,7 @@ from headrace.run.restored import (
 from headrace.run.run_result import RunResult, ended_result
 from headrace.run.start_weights import adopt_weights, whitened_weights, write_table
 from headrace.run.step_reports import StepReports, refuse_streaming
+from headrace.run.stored_run import bring_run, is_taken, refuse_unwritable, run_path, upload_rest, uploading
 from headrace.run.time_budget import TimeBudget, describe_end, describe_late, make_budget, open_ended, refuse_lost_pace
 from headrace.run.training import CallLength, Calls, Placed, open_feed
 from headrace.run.validator import Validator
@@ -133,11 +136,11 @@ def train_or_resume(resolved: Resolved, options: Mapping[str, Any], restart: Res
             rule="The next attempt has to find the run that this one starts.",
             remedy="Give --output DIR, or --run-name NAME.",
         )
-    path = Path(logging.log_dir) / logging.run_name
+    path = run_path(logging.log_dir, logging.run_name)
     notes = (restart.note,) if restart and restart.number else ()
     # Under --max-restarts the first attempt starts anew, all others resume.
     may_resume = logging.resume == "auto" or bool(notes)
-    if not may_resume or not group.broadcast(group.on_first_process((path / "config.json").is_file)):
+    if not may_resume or not group.broadcast(group.on_first_process(lambda: _is_there(logging))):
         return train(replace(resolved, warnings=(*notes, *resolved.warnings)))
     _, saved = read_run_together(group, path)
     refuse_other_command(path, saved, with_absolute_paths(resolved))
@@ -147,8 +150,17 @@ def train_or_resume(resolved: Resolved, options: Mapping[str, Any], restart: Res
     return resume(path, free_options(options), notes=notes)
 
 
+def _is_there(logging: Logging) -> bool:
+    """Say whether the run of a configuration was started before; one in a store is brought here."""
+    assert logging.run_name is not None
+    path = run_path(logging.log_dir, logging.run_name)
+    if is_taken(logging.log_dir, logging.run_name):
+        bring_run(f"{logging.log_dir.rstrip('/')}/{logging.run_name}")
+    return (path / "config.json").is_file()
+
+
 def resume(
-    path: Path,
+    path: Path | str,
     overrides: Mapping[str, Any] | None = None,
     custom: CustomParts = NOTHING,
     notes: tuple[str, ...] = (),
@@ -158,8 +170,10 @@ def resume(
     Its records get the notes, as warnings.
     """
     began, group = _began(), current_group()
+    path = group.broadcast(str(group.on_first_process(lambda: bring_run(path)) or ""))
     with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), given=custom.parts)
+        group.on_first_process(lambda: refuse_unwritable(saved.config.logging.log_dir))
         resolved = override(saved, overrides or {})
         if resolved.origins["num_replicas"].is_given:  # else a resumed run keeps its number, whatever the machine has
             resolved = with_replicas(resolved, custom)
@@ -179,6 +193,7 @@ def resume(
         # Code that gives parts wants the trained state; a command has nothing to do, and leaves all files as they are.
         steps = open_ended(resolved, planned, restored.step, restored.pace)
         if custom is NOTHING and group.broadcast(group.on_first_process(lambda: has_finished(restored, steps))):
+            group.on_first_process(lambda: upload_rest(resolved.config.logging.log_dir, directory.path))
             return ended_result(directory.path)
         return fit(resolved, restored, custom, began)
 
@@ -459,12 +474,14 @@ def _open_recorder(
     restored, design, dataset, group = prepared.restored, prepared.design, prepared.dataset, current_group()
     config = design.config
 
-    def open_run() -> tuple[RunDirectory, Past, Sinks]:
+    def open_run() -> tuple[RunDirectory, Past, Sinks, Uploader | None]:
         if restored is None:
             directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
             stack.enter_context(directory.held())
         else:
             directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best, design.monitored)
+        # Entered before what is recorded into: left after it, with the last file written.
+        uploader = stack.enter_context(uploading(config.logging.log_dir, directory.path))
         if dataset.bad is not None:
             dataset.bad.write_to(directory.path / BAD_FILE)
         saved = saved_form(prepared.resolved, design.custom.record())
@@ -474,9 +491,9 @@ def _open_recorder(
         console = make_console(config.logging.progress, past.records)
         trackers = partial(make_trackers, config.logging, _about(design, directory.path, prepared.step))
         sinks = open_sinks(directory.path, console, trackers=trackers, check=directory.check)
-        return directory, past, stack.enter_context(closing(sinks))
+        return directory, past, stack.enter_context(closing(sinks)), uploader
 
-    def open_or_refuse() -> tuple[RunDirectory, Past, Sinks]:
+    def open_or_refuse() -> tuple[RunDirectory, Past, Sinks, Uploader | None]:
         try:
             return open_run()
         except OSError as error:  # a disk that fails: of an fsync the error names no file
@@ -486,10 +503,21 @@ def _open_recorder(
     # Only process 0 makes files. The others learn the path from it: its name contains the time.
     opened = group.on_first_process(open_or_refuse)
     path = group.broadcast(str(opened[0].path) if opened else None)
-    directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
+    others = layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]), None
+    directory, past, sinks, uploader = opened or others
     recorder = RunRecorder(
-        prepared.resolved, design, directory, sinks, timeline, callbacks=design.callbacks(), writes=group.is_first
+        prepared.resolved,
+        design,
+        directory,
+        sinks,
+        timeline,
+        callbacks=design.callbacks(),
+        writes=group.is_first,
+        uploader=uploader,
     )
+    if uploader is not None:
+        printed, uploader.note = uploader.note, lambda text: recorder.note(text, "warning")
+        stack.callback(setattr, uploader, "note", printed)  # the records are closed before it is
     recorder.dataset_identity = prepared.identity
     if restored is not None:
         recorder.continue_from(restored, past)

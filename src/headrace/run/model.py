@@ -30,8 +30,9 @@ from headrace.config.section_model import norm_choice
 from headrace.config.typed_options import FitOptions, ModelOptions, Options
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError
-from headrace.core.local_path import WEB, local_path, local_text
+from headrace.core.local_path import STORES, WEB, local_path, local_text
 from headrace.core.process import tuned_interpreter
+from headrace.core.stored_copy import here
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
@@ -276,7 +277,7 @@ class Model:
         refuse_mismatch(self._network, self._spec.num_classes, design.info)
         if resume is not None:
             overrides = {name: value for name, value in asked.items() if name not in self._not_for_resume(custom)}
-            result = resume_run(local_path(resume), overrides, replace(custom, weights=None))
+            result = resume_run(local_text(resume, "resume", STORES), overrides, replace(custom, weights=None))
         else:
             result = train(resolved, custom)
         self._num_samples = (design.info.num_train, design.info.num_validation)
@@ -596,7 +597,7 @@ class Model:
             model = cls(network, weights=path, **added)
             model._load_given_weights()
             return model
-        checkpoint, better = find_checkpoint(local_path(path))
+        checkpoint, better = find_checkpoint(_run_here(path))
         manifest = checkpoint.manifest
         made = network if network is None or isinstance(network, Network) else None
         parts = ("network",) if network is not None else ()
@@ -621,7 +622,7 @@ class Model:
     @speaks_python
     def load_weights(self, path: str | Path) -> "Model":
         """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
-        return self._take(*find_checkpoint(local_path(path)))
+        return self._take(*find_checkpoint(_run_here(path)))
 
     def _take(self, checkpoint: Checkpoint, better: str) -> "Model":
         names, form = tuple(checkpoint.manifest.get("class_names", ())), form_in(checkpoint)
@@ -760,6 +761,11 @@ class Model:
         if self._weights is None:
             raise ConfigError(f"There is nothing to {verb} yet.", remedy="Call fit or load first.")
         return self._weights
+
+
+def _run_here(path: str | Path) -> Path:
+    """Return a path as it is, and the copy of a run or checkpoint in a store."""
+    return here(local_text(path, accepted=STORES))
 
 
 def _say(lines: Iterable[str], config: Config) -> None:

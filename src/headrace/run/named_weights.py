@@ -27,7 +27,7 @@ from headrace.run.choices import definition_remarks, with_definition
 from headrace.run.directory import saved_form
 from headrace.weights.convert import load_into
 from headrace.weights.input_form import InputForm
-from headrace.weights.named import facts_of, find_file, is_path
+from headrace.weights.named import facts_of, find_file, is_path, path_of
 from headrace.weights.published import WeightFacts
 from headrace.weights.weight_file import ForeignWeights, read_file
 from headrace.weights.weights import Weights, flat_weights
@@ -42,11 +42,11 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
     `num_classes` asks for a head of that many; the weights' own may then be left out.
     """
     name = hide_addresses(local_text(name, "The file of weights", WEB))
-    if Path(name).expanduser().is_dir():
+    if is_path(name) and path_of(name).is_dir():
         raise ConfigError(
             f"{name} is a run or a checkpoint, not weights from elsewhere.", remedy="It can be used as it is."
         )
-    if is_path(name) and not Path(name).expanduser().exists():
+    if is_path(name) and not path_of(name).exists():
         raise ConfigError(
             f"There is no {name}.",
             rule="A run, a checkpoint, a file of weights or a known name is needed.",

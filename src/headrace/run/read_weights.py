@@ -25,12 +25,13 @@ from headrace.model.zoo import build_network
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.run.named_weights import load_named
 from headrace.weights.input_form import InputForm
+from headrace.weights.named import is_path, path_of
 from headrace.weights.weights import EMA, RAW, Pair, Weights
 
 
 def find_weights(name: str, which: str) -> Weights:
     """Return one set of weights of a run, of a checkpoint or of a name; `which` is raw, ema or auto, of a run."""
-    path = Path(name).expanduser()
+    path = path_of(name) if is_path(name) else Path(name)
     return read_weights(path).only(which) if path.is_dir() else load_named(name)
 
 

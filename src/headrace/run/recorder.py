@@ -15,6 +15,7 @@ import jax
 from headrace.checkpoint.best import BestCheckpoints
 from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name
+from headrace.checkpoint.upload import Uploader
 from headrace.config.load import Resolved
 from headrace.config.python_words import in_python
 from headrace.core.errors import HeadraceError
@@ -106,6 +107,7 @@ class RunRecorder:
         *,
         callbacks: Callbacks | None = None,
         writes: bool = True,
+        uploader: Uploader | None = None,
     ) -> None:
         keep = resolved.config.checkpoint
         self.timeline = timeline
@@ -117,6 +119,7 @@ class RunRecorder:
             best=self.best,
             every_seconds=design.plan.steps.checkpoint_seconds or math.inf,
             prepare=self._before_saving,
+            written=uploader.changed if uploader else lambda: None,
         )
         self.totals = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
         self.validations: list[ValidationRecord] = []  # of the whole run

@@ -17,6 +17,7 @@ from headrace.config.load import NO_RECIPE, Resolved, override, resolve
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.process import tuned_interpreter
+from headrace.core.stored_copy import here
 from headrace.data.dataset import describe_dataset
 from headrace.engine.devices import start_run_devices
 from headrace.job import ProcessGroup, current_group
@@ -196,7 +197,7 @@ def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[st
             remarks = definition_remarks(asked, resolved)
             checkpoints = [Path(resolved.config.weights.weights or "")]
             return _Found(checkpoints=checkpoints, resolved=with_choices(resolved), run=None, remarks=remarks)
-        found = _find(Path(path), overrides)
+        found = _find(here(str(path)), overrides)
         return replace(found, checkpoints=_choose(found, which))
 
     found = group.on_first_process(find)

@@ -9,13 +9,13 @@ from headrace.config.load import from_saved, network_changes
 from headrace.core.errors import ConfigError
 from headrace.core.json_text import parse_json
 from headrace.data.decoding.crop import usual_shorter_side
-from headrace.weights.named import facts_of, pixel_options
+from headrace.weights.named import facts_of, is_path, path_of, pixel_options
 from headrace.weights.published import WeightFacts
 
 
 def weight_options(name: str) -> Mapping[str, Any]:
     """Return the options that come with weights of a name; those of a run are in its newest checkpoint."""
-    path = Path(name).expanduser()
+    path = path_of(name) if is_path(name) else Path(name).expanduser()
     if path.is_file() and (path.parent / MANIFEST_FILE).is_file():  # the tensors of a checkpoint, named as a file
         path = path.parent
     facts = _facts_of_run(path) if path.is_dir() else facts_of(name)

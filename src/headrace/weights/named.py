@@ -17,6 +17,8 @@ from headrace.core.download import Remote, download, terminal_progress
 from headrace.core.errors import ConfigError, DownloadError, nearest
 from headrace.core.files import cache_directory, path_inside
 from headrace.core.json_text import parse_json
+from headrace.core.local_path import WEB, is_address, scheme_of
+from headrace.core.stored_copy import copy_of
 from headrace.core.tensor_file import read_note
 from headrace.data.sets.catalog import IMAGENET_MEAN, IMAGENET_STD
 from headrace.weights.hugging_face import HubRepo, hub_file, is_file_name
@@ -42,13 +44,23 @@ _LIST = "`headrace models --weights` lists the known names; others are a path, h
 
 def is_path(name: str) -> bool:
     """Say whether a name is a path, be it of a file that is not there."""
-    return Path(name).expanduser().exists() or not name.startswith((*_HUB, *_ADDRESS, *LIBRARIES))
+    return is_stored(name) or Path(name).expanduser().exists() or not name.startswith((*_HUB, *_ADDRESS, *LIBRARIES))
+
+
+def is_stored(name: str) -> bool:
+    """Say whether a name is the address of a store: others are downloaded, or are of the hub."""
+    return is_address(name) and scheme_of(name) not in WEB[:3]
+
+
+def path_of(name: str) -> Path:
+    """Return a path as it is; of a file, checkpoint or run in a store its copy on this machine."""
+    return copy_of(name) if is_stored(name) else Path(name).expanduser()
 
 
 def find_file(name: str) -> Path:
     """Return the file, checkpoint or run that a name means; it is downloaded if it has to be."""
     if is_path(name):
-        return Path(name).expanduser()
+        return path_of(name)
     row = published_weights().get(name)
     if row is not None and row.file:
         return _download_row(row)
@@ -64,7 +76,7 @@ def facts_of(name: str) -> WeightFacts | None:
     Of a repository of the hub, the description is downloaded. A name that cannot be right is an error.
     """
     if is_path(name):
-        path = Path(name).expanduser()
+        path = path_of(name)
         if not path.exists() and path.name == name and not path.suffix:  # a word, such as imagenet
             raise ConfigError(f"There are no weights {name}: no file, and no known name.", remedy=_remedy_for(name))
         return _facts_of_file(path)

@@ -4,6 +4,7 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -61,6 +62,13 @@ def num_threads_of(data: Data) -> int:
     return data.pipeline_num_parallel or min(_MAX_THREADS, num_processors())
 
 
+@runtime_checkable
+class SlowlyFetched(Protocol):
+    """Samples that may come from far away, and faster where it is known which ones are next."""
+
+    def ahead(self, samples: np.ndarray) -> None: ...
+
+
 class BlockReader:
     """Reads the images of a block with several threads. The number of threads does not affect the result."""
 
@@ -78,6 +86,8 @@ class BlockReader:
         The images have at least `num_rows` rows: rows beyond the index stay untouched, so that they take no memory.
         """
         flat = index.reshape(-1)
+        if isinstance(self._source.samples, SlowlyFetched):
+            self._source.samples.ahead(flat % len(self._source))
         epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
         hwc = self._source.image_hwc
         shape = (max(len(index), num_rows), *index.shape[1:])

@@ -11,6 +11,7 @@ from headrace.data.sets.catalog import KNOWN_SETS, numbered_classes
 from headrace.data.sets.formats.folder import refuse_loose_images
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.known_sets import locate_set
+from headrace.data.sets.mirror import mirror_of
 from headrace.rows.formats import DETECTED, FORMATS
 
 
@@ -78,6 +79,8 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
         known = "; ".join(row.says for row in DETECTED)
         raise DataError(f"{path.absolute()} holds no images.", rule=f"Searched for {known}.")
     images = importlib.import_module(FORMATS[found].module).open_set(path, data)
+    if mirror := mirror_of(path):
+        images = replace(images, place=mirror.store.address)
     if not len(images.validation):
         raise DataError(
             f"{images.place} has no validation images.",

@@ -1,6 +1,6 @@
 """Samples stored in a few large files, located by an index.
 
-The index of a set ismade on first use and kept in the user's cache directory, under a name made of the files' names,
+The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
 sizes and times; a changed file gets a new index.
 """
 
@@ -23,6 +23,7 @@ from headrace.core.units import format_list
 from headrace.data.decoding.batch_decoder import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.limits import refuse_large_file
+from headrace.data.sets.mirror import mirror_of
 from headrace.data.sets.npz_file import stored_array
 from headrace.data.sets.samples import Content
 
@@ -87,6 +88,9 @@ class StoredSamples:
     ) -> None:
         self._files, self._index, self._open, self._footer = tuple(map(str, files)), index, open_content, footer
         self._crcs, self.labels = crcs, index.labels
+        self._mirror = mirror_of(files[0]) if files else None
+        if self._mirror is not None:  # files of a store
+            self._numbers = np.array([self._mirror.number(file) for file in files], np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,16 +112,30 @@ class StoredSamples:
             skips=np.zeros(count, np.int64),
             sizes=np.full(count, -1, np.int64),
         )
+        if self._mirror is not None:
+            there = self._mirror.fetch(self._numbers[index.file[samples]], places.offsets, places.lengths)
+            for place in np.flatnonzero(~there).tolist():
+                places.paths[place] = b""  # too much to keep: read by `content`
         if index.parts is None:
             return places
         objects, ends = index.parts.objects_of(samples)
         skips, sizes = index.parts.skip[samples], index.parts.size[samples]
         return places._replace(skips=skips, sizes=sizes, objects=objects, object_ends=ends)
 
+    def ahead(self, samples: np.ndarray) -> None:
+        """Begin to fetch samples that will be wanted soon, where they are in a store."""
+        if self._mirror is not None:
+            index = self._index
+            numbers, lengths = self._numbers[index.file[samples]], index.length[samples] + self._footer
+            self._mirror.ahead(numbers, index.offset[samples], lengths)
+
     def content(self, sample: int) -> Content:
         """Return the stored image and the boxes of the objects in it, where known."""
         length = int(self._index.length[sample]) + self._footer
         refuse_large_file(length)
+        if self._mirror is not None:
+            number = int(self._numbers[self._index.file[sample]])
+            return self._open(self._mirror.read(number, int(self._index.offset[sample]), length), sample)
         try:
             # Opened each time: a thousand shards would use up the descriptors of a process, and opening costs
             # microseconds.

@@ -24,6 +24,7 @@ from headrace.core.errors import DataError
 from headrace.core.json_text import parse_json
 from headrace.data.decoding.image import BadImage, decode, decode_factor, encode_jpeg, read_header
 from headrace.data.sets.indexed_samples import Index, StoredSamples, check_rows, read_npz
+from headrace.data.sets.mirror import open_file
 from headrace.data.sets.samples import Content, Samples
 
 MAGIC, END = b"headrace pack 1\n", b"end of pack\n"
@@ -184,7 +185,7 @@ def _write_index(file: io.BufferedWriter, rows: list[tuple[int, int, int, int, i
 
 
 def _read_index(path: Path) -> tuple[dict[str, np.ndarray], dict]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError("it does not begin like one")
         tail = _TRAILER.size + len(END)

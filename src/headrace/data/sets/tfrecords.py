@@ -18,6 +18,7 @@ from headrace.core.json_text import parse_json
 from headrace.core.units import format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.indexed_samples import ImageParts, Index, StoredSamples, indexed, make_index, read_names
+from headrace.data.sets.mirror import whole_file
 from headrace.data.sets.samples import Boxes, Content
 from headrace.data.sets.tf_example import BadMessage, place_in, read_example
 from headrace.data.sets.tfrecord_file import FOOTER, Extent, checksum_is_right, walk_records
@@ -139,7 +140,7 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
     names: dict[int, str] = dict(enumerate(class_names))
     wanted = {schema.label, schema.image, *schema.texts, *schema.boxes, *([schema.file] if schema.file else [])}
     for number, path in enumerate(files):
-        for extent, view in _records(path):
+        for extent, view in _whole_records(path):
             try:
                 features = read_example(view, wanted, uncopied=schema.image)
             except BadMessage as error:
@@ -171,6 +172,11 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
     )
     index = make_index(rows, [names.get(label) or f"class {label}" for label in range(count)])
     return replace(index, parts=parts)
+
+
+def _whole_records(path: Path) -> Iterator[tuple[Extent, memoryview]]:
+    with whole_file(path) as there:
+        yield from _records(there)
 
 
 def _records(path: Path) -> Iterator[tuple[Extent, memoryview]]:

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.core.errors import DataError
 from headrace.core.files import cache_directory
 from headrace.core.units import format_bytes
+from headrace.data.sets.mirror import whole_file
 
 _MOST_EXPANSION = 200  # images are compressed already; what grows more was made to fill the disk
 _PIECE = 1 << 20
@@ -53,7 +54,7 @@ def unpacked(path: Path) -> Path:
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _OPENERS[ending](path) as packed, partial.open("wb") as file:
+        with whole_file(path) as there, _OPENERS[ending](there) as packed, partial.open("wb") as file:
             _copy(path, packed, file, facts.st_size * _MOST_EXPANSION)
         partial.replace(target)
     except DataError:

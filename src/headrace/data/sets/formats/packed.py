@@ -4,13 +4,14 @@ from pathlib import Path
 
 from headrace.config.schema import Data
 from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.mirror import open_file
 from headrace.data.sets.pack import MAGIC, open_pack
 
 
 def fits(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 

@@ -21,6 +21,7 @@ from headrace.core.units import format_bytes, format_list, parse_bytes
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.class_check import NO_REGRESSION
 from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.mirror import mirror_of, open_file
 from headrace.data.sets.samples import Content
 from headrace.data.sets.table_set import TableSet, names_of_classes, set_of_table
 
@@ -59,7 +60,7 @@ class _Table:
     def __init__(self, files: Sequence[Path], column: str, keep: bool) -> None:
         parquet = _pyarrow(files[0])
         self._files, self._column = files, column
-        self._open = [parquet.ParquetFile(file) for file in files]
+        self._open = [parquet.ParquetFile(_source(file)) for file in files]
         self._groups = [(n, g) for n, file in enumerate(self._open) for g in range(file.metadata.num_row_groups)]
         sizes = [self._open[n].metadata.row_group(g).num_rows for n, g in self._groups]
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -128,7 +129,7 @@ def _read_table(files: list[Path], budget: int) -> tuple[TableSamples, tuple[str
     labels, size = [], 0
     for file in files:
         try:
-            opened = parquet.ParquetFile(file)
+            opened = parquet.ParquetFile(_source(file))
             image, label, names = _columns_of(file, opened.schema_arrow)
             size += _stated_bytes(file, opened.metadata)
             values = opened.read(columns=[label]).column(0)
@@ -209,6 +210,11 @@ def _columns_of(file: Path, schema: Any) -> tuple[str, str, tuple[str, ...]]:
         )
     names = features[label].get("names") if isinstance(features.get(label), dict) else None
     return images[0], label, tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _source(file: Path) -> Any:
+    """Return what pyarrow reads a file from: its path, or what fetches the parts that it reads from a store."""
+    return open_file(file) if mirror_of(file) else file
 
 
 def _pyarrow(file: Path) -> Any:

@@ -12,6 +12,7 @@ from headrace.data.decoding.image import EXTENSIONS
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index, read_names
+from headrace.data.sets.mirror import whole_file
 from headrace.data.sets.samples import Content
 from headrace.data.sets.shard_set import ShardReader, set_of_shards
 from headrace.data.sets.unpacked import COMPRESSED, unpacked
@@ -58,7 +59,8 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
     rows = []
     for number, path in enumerate(files):
         try:
-            rows += _rows_of(path, number)
+            with whole_file(path) as there:
+                rows += _rows_of(there, number)
         except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
             # tarfile calls itself for each header that describes another one.
             problem = "one file has hundreds of headers" if isinstance(error, RecursionError) else error

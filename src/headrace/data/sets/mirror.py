@@ -1,0 +1,354 @@
+"""Stand-ins for files of a store: a folder of the cache whose files have the right names and sizes, and no content yet.
+
+Each stand-in is a sparse file. Whoever wants bytes of it asks for them first; they are fetched by ranges, in pieces
+that then stay in the file, until the set's share of the disk is used up. What comes later is fetched for each use and
+not kept: in an epoch every sample is read once, so that replacing what is there would help nothing.
+"""
+
+import atexit
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.core.files import cache_directory, path_inside, write_atomic
+from headrace.core.store import Entry, Store, StoreError
+
+# Where all of a set fits, a request brings what later samples will want as well. Where it does not, little more than
+# what is wanted: the rest would be fetched again.
+_LARGE_PIECE, _SMALL_PIECE = 1 << 20, 1 << 15
+_MOST_REQUEST = 8 << 20  # of neighbouring pieces in one request
+_MOST_HELD = 256 << 20  # bytes that were fetched ahead and are not kept
+_AHEAD_THREADS, _AHEAD_SAMPLES = 4, 32
+_FREE_SHARE = 0.9  # of the disk's free space that may be used
+
+
+class Mirror:
+    """The files of a place in a store, as stand-ins in a folder of this machine. Safe to use from several threads."""
+
+    def __init__(self, store: Store, entries: Sequence[Entry], most_bytes: int) -> None:
+        self.store, self.entries = store, tuple(entries)
+        key = json.dumps([store.address, *entries]).encode()
+        name = "-".join(filter(None, store.address.partition("://")[2].split("/")[:4]))[:80]
+        self._home = cache_directory() / "stores" / f"{name}-{hashlib.sha256(key).hexdigest()[:12]}"
+        self.folder = self._home / "files"
+        sizes = np.array([entry.size for entry in entries], np.int64)
+        self._lock, self._arrived = threading.Lock(), threading.Condition()
+        self._coming: set[int] = set()
+        self._written: set[int] = set()
+        self._held: dict[tuple[int, int], bytes] = {}
+        self._held_bytes = 0
+        self.fetched_bytes, self.fetch_seconds = 0, 0.0  # so far, by requests that may have run beside each other
+        self._pool: ThreadPoolExecutor | None = None
+        try:
+            self._prepare(int(sizes.sum()), most_bytes)
+        except OSError as error:
+            raise DataError(
+                f"{store.address} cannot be kept in {self._home}: {error.strerror or error}.",
+                remedy="Free some space, or name another cache directory: XDG_CACHE_HOME.",
+            ) from None
+        self._piece = _LARGE_PIECE if sizes.sum() <= self.most_bytes else _SMALL_PIECE
+        self._sizes = sizes
+        self._first = np.concatenate([[0], np.cumsum(-(-sizes // self._piece))])  # numbers of the first pieces
+        self._numbers = {str(self.folder / entry.name): number for number, entry in enumerate(entries)}
+        self._there = self._open_flags()
+        self._left = self.most_bytes // self._piece - int(np.count_nonzero(self._there))
+
+    def _prepare(self, total: int, most_bytes: int) -> None:
+        """Make the stand-ins that are not there, after others have made room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._using = (self._home / ".using").open("a")
+        with suppress(OSError):
+            fcntl.flock(self._using, fcntl.LOCK_SH)
+        os.utime(self._home / ".using")
+        remove_unused(most_bytes - total, self._home)
+        free = int(shutil.disk_usage(self._home).free * _FREE_SHARE) + _used_bytes(self.folder)
+        self.most_bytes = max(0, min(most_bytes, free))
+        for entry in self.entries:
+            path = path_inside(self.folder, entry.name)
+            if path.is_file() and path.stat().st_size == entry.size:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.truncate(entry.size)
+            # Indices are kept by names, sizes and times: what has changed in the store has another time here.
+            changed = int(hashlib.sha256(entry.mark.encode()).hexdigest()[:8], 16) >> 1
+            os.utime(path, (changed, changed))
+
+    def _open_flags(self) -> np.ndarray:
+        """Return which pieces are there, in a file that says so to later processes."""
+        count = max(1, int(self._first[-1]))
+        # After a power failure a flag may be on the disk without its piece: only what was synced counts then.
+        self._synced = self._home / f"pieces-{self._piece}-synced"
+        path = self._home / f"pieces-{self._piece}-{_boot()}"
+        if not path.is_file() and self._synced.is_file():
+            shutil.copyfile(self._synced, path)
+        if not path.is_file() or path.stat().st_size != count:
+            with path.open("ab") as file:
+                file.truncate(count)
+        flags = np.memmap(path, np.uint8, "r+")
+        atexit.register(self.sync)
+        return flags
+
+    def sync(self) -> None:
+        """Wait until the disk has what was brought, and write down that it has."""
+        with suppress(OSError):
+            there = self._there.tobytes()
+            for number in sorted(self._written):
+                with (self.folder / self.entries[number].name).open("rb") as file:
+                    os.fsync(file.fileno())
+            if self._written:
+                write_atomic(self._synced, there)
+
+    def number(self, path: Path | str) -> int | None:
+        """Return the number of a stand-in."""
+        return self._numbers.get(str(path))
+
+    def fetch(
+        self, numbers: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, *, needed: bool = False
+    ) -> np.ndarray:
+        """Bring parts of files into the stand-ins; return which of them are there then, all others being too much.
+
+        What is `needed` is brought though it be too much.
+        """
+        first = self._first[numbers] + offsets // self._piece
+        last = self._first[numbers] + np.maximum(offsets, offsets + lengths - 1) // self._piece
+        while True:
+            absent = self._absent(first, last)
+            if not len(absent):
+                return np.ones(len(first), bool)
+            with self._arrived:
+                most = None if needed else max(0, self._left)
+                mine = [piece for piece in absent.tolist() if piece not in self._coming][:most]
+                if not mine and (most == 0 or not self._coming.intersection(absent.tolist())):
+                    return self._whole(first, last)
+                self._coming.update(mine)
+                self._left -= len(mine)
+                if not mine:
+                    self._arrived.wait(1.0)
+                    continue
+            try:
+                self._bring(mine)
+            finally:
+                with self._arrived:
+                    self._coming.difference_update(mine)
+                    self._left += sum(not self._there[piece] for piece in mine)
+                    self._arrived.notify_all()
+
+    def _absent(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        counts = last - first + 1
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        pieces = np.unique(np.repeat(first, counts) + within)
+        return pieces[self._there[pieces] == 0]
+
+    def _whole(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return np.array([self._there[a : b + 1].all() for a, b in zip(first.tolist(), last.tolist(), strict=True)])
+
+    def _bring(self, pieces: list[int]) -> None:
+        """Fetch these pieces, neighbours by one request, and write them to their places."""
+        runs: list[list[int]] = []
+        for piece in pieces:
+            same_file = runs and np.searchsorted(self._first, piece, "right") == np.searchsorted(
+                self._first, runs[-1][0], "right"
+            )
+            if same_file and piece == runs[-1][-1] + 1 and len(runs[-1]) * self._piece < _MOST_REQUEST:
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+        places = [self._place(run) for run in runs]
+        for start in range(0, len(runs), 64):
+            some = slice(start, start + 64)
+            for run, (number, begin, _), data in zip(runs[some], places[some], self._read(places[some]), strict=True):
+                self._write(number, begin, data)
+                self._there[run[0] : run[-1] + 1] = 1
+
+    def _place(self, run: list[int]) -> tuple[int, int, int]:
+        number = int(np.searchsorted(self._first, run[0], "right")) - 1
+        begin = (run[0] - int(self._first[number])) * self._piece
+        return number, begin, min(begin + len(run) * self._piece, int(self._sizes[number]))
+
+    def _write(self, number: int, begin: int, data: bytes) -> None:
+        try:
+            handle = os.open(self.folder / self.entries[number].name, os.O_WRONLY)
+            try:
+                os.pwrite(handle, data, begin)
+                self._written.add(number)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise DataError(
+                f"{self.folder} cannot be written: {error.strerror}.",
+                remedy="Free some space, lower --dataset-disk-budget, or name another cache: XDG_CACHE_HOME.",
+            ) from None
+
+    def _read(self, places: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        began = time.perf_counter()
+        try:
+            return self.store.read_ranges([(self.entries[number].name, begin, end) for number, begin, end in places])
+        except StoreError as error:
+            raise DataError(error.problem, rule=error.rule, remedy=error.remedy) from None
+        finally:
+            with self._lock:
+                self.fetched_bytes += sum(end - begin for _, begin, end in places)
+                self.fetch_seconds += time.perf_counter() - began
+
+    def read(self, number: int, offset: int, length: int) -> bytes:
+        """Return a part of a file, kept or not."""
+        one = np.array([number]), np.array([offset]), np.array([length])
+        if self.fetch(*one)[0]:
+            with (self.folder / self.entries[number].name).open("rb") as file:
+                return os.pread(file.fileno(), length, offset)
+        with self._lock:
+            data = self._held.pop((number, offset), None)
+            self._held_bytes -= len(data or b"")
+        return self._read([(number, offset, offset + length)])[0] if data is None or len(data) != length else data
+
+    def ahead(self, numbers: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> None:
+        """Begin to fetch parts of files that will be wanted soon, in this order."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_AHEAD_THREADS, thread_name_prefix="store-ahead")
+        for start in range(0, len(numbers), _AHEAD_SAMPLES):
+            some = slice(start, start + _AHEAD_SAMPLES)
+            self._pool.submit(self._fetch_ahead, numbers[some], offsets[some], lengths[some])
+
+    def _fetch_ahead(self, numbers: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> None:
+        with suppress(DataError):  # whoever wants them meets the same error, and says it
+            there = self.fetch(numbers, offsets, lengths)
+            rows = [(int(numbers[i]), int(offsets[i]), int(lengths[i])) for i in np.flatnonzero(~there)]
+            with self._lock:
+                rows = [row for row in rows if row[:2] not in self._held]
+                if not rows or self._held_bytes > _MOST_HELD:
+                    return
+            for row, data in zip(rows, self._read([(n, o, o + size) for n, o, size in rows]), strict=True):
+                with self._lock:
+                    self._held_bytes += len(data) - len(self._held.get(row[:2], b""))
+                    self._held[row[:2]] = data
+
+    @contextmanager
+    def whole(self, number: int) -> Iterator[Path]:
+        """Yield a path at which all of a file is; one that is not kept is deleted afterwards."""
+        entry = self.entries[number]
+        size = np.array([entry.size])
+        if not entry.size or self.fetch(np.array([number]), size * 0, size)[0]:
+            yield self.folder / entry.name
+            return
+        with tempfile.TemporaryDirectory(prefix="whole-", dir=self._home) as folder:
+            target = Path(folder) / Path(entry.name).name
+            self.store.fetch(entry.name, target, entry.size)
+            yield target
+
+    @property
+    def kept_share(self) -> float:
+        """Return how much of the set the disk may keep."""
+        return min(1.0, self.most_bytes / max(1, int(self._sizes.sum())))
+
+
+_mirrors: dict[str, Mirror] = {}
+
+
+def add_mirror(mirror: Mirror) -> None:
+    """Make a mirror known: from now on its stand-ins are read through the functions below."""
+    _mirrors[str(mirror.folder)] = mirror
+
+
+def mirror_of(path: Path | str) -> Mirror | None:
+    """Return the mirror that a path is a stand-in of; None for ordinary files."""
+    if not _mirrors:
+        return None
+    return next((mirror for folder, mirror in _mirrors.items() if f"{path}/".startswith(f"{folder}/")), None)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a path with all of a file's content: itself, unless it stands for a file of a store."""
+    mirror = mirror_of(path)
+    number = mirror.number(path) if mirror else None
+    if mirror is None or number is None:
+        yield path
+        return
+    with mirror.whole(number) as there:
+        yield there
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file for reading, wherever its bytes are: of a stand-in they are fetched as they are read."""
+    mirror = mirror_of(path)
+    number = mirror.number(path) if mirror else None
+    if mirror is None or number is None:
+        return path.open("rb")
+    return io.BufferedReader(_Ranges(mirror, number), 1 << 16)
+
+
+class _Ranges(io.RawIOBase):
+    """A file of a store that is read by ranges."""
+
+    def __init__(self, mirror: Mirror, number: int) -> None:
+        self._mirror, self._number, self._at = mirror, number, 0
+        self._size = mirror.entries[number].size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        length = max(0, min(len(buffer), self._size - self._at))
+        if length:
+            buffer[:length] = self._mirror.read(self._number, self._at, length)
+        self._at += length
+        return length
+
+
+def remove_unused(most_bytes: int, but: Path) -> None:
+    """Delete sets that no process uses, those first that were used longest ago, until what stays is not too much."""
+    homes = []
+    for home in but.parent.iterdir():
+        with suppress(OSError):
+            if home != but:
+                homes.append(((home / ".using").stat().st_mtime, _used_bytes(home), home))
+    total = sum(size for _, size, _ in homes)
+    for _, size, home in sorted(homes):
+        if total <= max(0, most_bytes):
+            return
+        with suppress(OSError), (home / ".using").open("r") as using:
+            fcntl.flock(using, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+            total -= size
+
+
+def _used_bytes(folder: Path) -> int:
+    """Return how much of the disk a folder takes, without what is missing in sparse files."""
+    return sum(
+        os.stat(os.path.join(here, name)).st_blocks * 512  # noqa: PTH116, PTH118 (many)
+        for here, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def _boot() -> str:
+    """Return what changes whenever the machine starts."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return "any"
