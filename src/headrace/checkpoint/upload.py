@@ -114,7 +114,8 @@ class Uploader:
                 if number and self._ending and not rest:
                     return False
                 act()
-        except StoreError as error:
+        except (StoreError, OSError) as failure:
+            error = failure if isinstance(failure, StoreError) else StoreError(f"{failure}.", may_pass=True)
             if self._problem is None or self._problem.problem != error.problem:
                 self.note(f"not uploaded to {self.store.address}, which is tried again: {error}")
             self._problem, self.num_failed = error, self.num_failed + 1
@@ -203,9 +204,10 @@ class Uploader:
         self._sent[name] = facts.st_size, facts.st_mtime_ns
 
     def _put(self, name: str, content: bytes | Path) -> None:
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
         # Short patience: what waits here is tried again as a whole, with what is newest then.
         self.store.put(name, content, patience=15.0)
-        self.num_bytes += content.stat().st_size if isinstance(content, Path) else len(content)
+        self.num_bytes += size
 
     def _put_tensors(self, name: str) -> None:
         place = f"{CHECKPOINTS}/{name}"
@@ -213,8 +215,8 @@ class Uploader:
             self.store.delete(f"{place}/{MANIFEST_FILE}")
         try:
             self._put(f"{place}/{TENSOR_FILE}", self.directory / CHECKPOINTS / name / TENSOR_FILE)
-        except StoreMissing:
-            if (self.directory / CHECKPOINTS / name).is_dir():
+        except (StoreMissing, FileNotFoundError):
+            if (self.directory / CHECKPOINTS / name).is_dir():  # else it was deleted meanwhile
                 raise
 
     def _put_manifest(self, name: str, text: bytes) -> None:
