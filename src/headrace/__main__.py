@@ -50,6 +50,9 @@ def run_script(script: str) -> int:
 
 def with_packages(run: "Callable[[], int]") -> int:
     """Run a command; say what to install where a package that Headrace needs is missing, as in a mere clone."""
+    from headrace.core.bytecode import keep_bytecode
+
+    keep_bytecode("headrace", "headrace_reference")
     try:
         code = run()
         from headrace.core.process import leave_process
