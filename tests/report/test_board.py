@@ -27,9 +27,9 @@ Ask = Callable[..., tuple[int, str]]
 
 
 @contextmanager
-def serving(place: Path, access: Access | None = None) -> Iterator[int]:
+def serving(place: Path, access: Access | None = None, *, edits: bool = False) -> Iterator[int]:
     """Serve a directory; gives the port."""
-    server = make_server(place, ("127.0.0.1", 0), access or Access())
+    server = make_server(place, ("127.0.0.1", 0), access or Access(), edits=edits)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

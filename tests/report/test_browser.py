@@ -16,6 +16,7 @@ import pytest
 
 from headrace.core.directory_lock import lock_directory
 from headrace.report.run_report import write_run_report
+from headrace.report.server import Access
 from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
 from headrace.telemetry.validation_report import validation_report, write_report
 
@@ -37,6 +38,9 @@ READ = """(title => {
   const labels = [...chart.querySelectorAll(".key span")].map(entry => entry.textContent);
   return {ups, across, labels, lines: [...chart.querySelectorAll("svg path")].map(path => path.getAttribute("d"))};
 })"""
+
+
+ROWS = "[...document.querySelectorAll('#runs tbody tr:not(.group)')]"
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +194,7 @@ def test_the_list_is_filtered_and_runs_are_compared(tmp_path, visit, serve):
     make(tmp_path / "empty", [])
     address = serve(tmp_path)
     page = visit(f"{address}/")
-    shown = "[...document.getElementById('runs').rows].filter(row => !row.hidden).map(row => row.cells[1].textContent)"
+    shown = f"{ROWS}.filter(row => !row.hidden).map(row => row.cells[1].textContent)"
     assert set(page.evaluate(shown)) == {"first", "odd '&<i>", "empty"}
     typed = "const box = document.getElementById('filter'); box.value = %s; box.dispatchEvent(new Event('input'))"
     page.evaluate("{" + typed % "'ODD'" + "}")
@@ -207,6 +211,45 @@ def test_the_list_is_filtered_and_runs_are_compared(tmp_path, visit, serve):
     assert_drawn(drawn["first"], [(k + 1, loss) for k, loss in enumerate(LOSSES)])
     assert_drawn(drawn["odd '&<i>"], [(1, 2.0), (2, 1.0)])
     assert re.search(r"seed\s*1\s*2", page.evaluate("document.body.innerText"))
+
+
+def test_runs_are_grouped_labelled_renamed_and_deleted(tmp_path, visit):
+    for name, rate, top1 in (("x1", 0.1, 0.5), ("x2", 0.1, 0.7), ("y", 0.2, 0.6)):
+        make(tmp_path / name, [start(), trained(1), validated(1, top1), end()], learning_rate=rate)
+    with serving(tmp_path, Access(token="wheel"), edits=True) as port:
+        page = visit(f"http://127.0.0.1:{port}/?token=wheel")
+        choose = "{const s = document.getElementById('group'); s.value = %s; s.dispatchEvent(new Event('change'))}"
+        page.evaluate(choose % "'learning_rate'")
+        heads = "[...document.querySelectorAll('#runs tr.group')].map(row => row.textContent)"
+        assert page.evaluate(heads) == [
+            "learning_rate 0.1  2 runs, best top-1 70.00 %",
+            "learning_rate 0.2  1 run, best top-1 60.00 %",
+        ]
+        # sorted by top-1, each group by itself
+        page.evaluate("[...document.querySelectorAll('#runs thead th')].find(h => h.textContent === 'top-1').click()")
+        names = page.evaluate(f"{ROWS}.map(row => row.cells[1].querySelector('a').textContent)")
+        assert names == ["x1", "x2", "y"]
+        # a note, tags and another name
+        page.evaluate("document.querySelector('button[aria-label=\"edit x2\"]').click()")
+        fill = "document.getElementById('%s').value = %s"
+        for field, value in (("note", HOSTILE), ("tags", "paper, best"), ("name", "x1")):
+            page.evaluate(fill % (field, json.dumps(value)))
+        page.evaluate("document.getElementById('save').click()")
+        page.wait("!document.getElementById('refused').hidden")
+        assert "There is a x1 already" in page.evaluate("document.getElementById('refused').textContent")
+        page.evaluate(fill % ("name", "'x9'"))
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{ROWS}.some(row => row.textContent.startsWith('x9'))")
+        page.evaluate(choose % "'tag'")
+        assert [text.split("  ")[0] for text in page.evaluate(heads)] == ["best", "no tag", "paper"]
+        assert page.evaluate("document.querySelector('.said').textContent") == HOSTILE.strip()
+        # deleted after a question
+        page.evaluate("window.confirm = text => { window.asked = text; return true; }")
+        page.evaluate("document.querySelector('input[aria-label=\"select y\"]').click()")
+        page.evaluate("document.getElementById('delete').click()")
+        page.wait(f"!{ROWS}.some(row => row.textContent.startsWith('y'))")
+        assert page.evaluate("window.asked").startswith("Delete y with all checkpoints?")
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["x1", "x9"]
 
 
 def test_many_runs_and_records_are_quick(tmp_path, visit, serve):

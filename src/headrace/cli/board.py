@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from headrace.report.server import Access
 
 _BOARD = (
-    "Serve a page of the runs in a directory: a list to sort, filter and compare, and each run's report, updated while "
-    "it trains. Nothing is changed. Only this machine can ask, unless --host is given; then a token is needed."
+    "Serve a page of the runs in a directory: a list to sort, filter, group and compare, and each run's report, "
+    "updated while it trains. Nothing is changed unless --edit is given: then runs get notes and tags there, and are "
+    "renamed and deleted. Only this machine can ask, unless --host is given; with --host and --edit a token is needed."
 )
 
 
@@ -25,12 +26,13 @@ def board(argv: list[str]) -> int:
     parser = Parser(prog="headrace board", description=_BOARD)
     add_place(parser)
     add_server_arguments(parser, port=8800)
+    parser.add_argument("--edit", action="store_true", help="allow notes, tags, renaming and deleting; makes a token")
     args = parser.parse_intermixed_args(argv)
     refuse_missing(args.place)
-    access = server_access(args)
+    access = server_access(args, needs_token=args.edit)
     from headrace.report.board_server import make_server
 
-    return serve(args, access, lambda address: make_server(args.place, address, access))
+    return serve(args, access, lambda address: make_server(args.place, address, access, edits=args.edit))
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:

@@ -1,8 +1,9 @@
-"""The live page: a small read-only server of the runs in a directory, from the same files and code as reports.
+"""The live page: a small server of the runs in a directory, from the same files and code as reports.
 
 A run is asked for by its path below the directory, and only a path that the listing of runs contains is opened: what
 a browser sends never becomes part of a path. Requests must name this host (a page elsewhere could otherwise read the
-answers under a name of its own) and, where one is set, know the token.
+answers under a name of its own) and, where one is set, know the token. Notes, tags, names and deletion are POSTs, which
+are answered only where editing was asked for, and then there always is a token.
 """
 
 import threading
@@ -10,16 +11,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from headrace.config.schema import all_options
+from headrace.core.errors import CheckpointError, ConfigError, HeadraceError
+from headrace.core.json_text import parse_json
 from headrace.core.units import format_percent
 from headrace.report.comparison import compare_options
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page
+from headrace.report.run_edits import LABELS_FILE, Labels, checked, delete_run, read_labels, rename_run, write_labels
 from headrace.report.run_files import (
     IMAGES_FILE,
     MACHINE_FILE,
@@ -40,13 +45,22 @@ _LISTING_SECONDS = 1.5  # for which a listing is used again: several pages may a
 _MOST_CURVES = 32  # runs whose columns are kept in memory
 _MOST_COMPARED = 26
 _FILES_READ = (
-    *(CONFIG_FILE, METRICS_FILE, PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE),
+    *(CONFIG_FILE, METRICS_FILE, PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE, LABELS_FILE),
     *(LOG_FILE, REPORTS, PROFILE_FILE, PROFILE_FILE.partition("/")[0]),
 )
 # Options that have columns: what is tried out, unless another column says it.
 _SECTIONS, _MORE = ("learning", "batch", "augment", "model", "weights", "numerics"), ("seed", "image_size")
 _SHOWN = ("model_name", "num_epochs")
 _MOST_COLUMNS = 8
+_HEADS = ("", "run", "top-1", "images", "epochs", "time", "device time", "img/s", "model", "dataset", "written")
+_EDITOR = Html(
+    '<dialog id="editor"><form method="dialog"><h3 id="edited"></h3>'
+    '<label>name <input id="name" maxlength="100"></label>'
+    '<label>tags, with commas between them <input id="tags" maxlength="400"></label>'
+    '<label>note <textarea id="note" rows="4" maxlength="2000"></textarea></label>'
+    '<p class="problem" id="refused" hidden></p><div class="controls"><button id="save" value="save">Save</button>'
+    '<button class="plain" value="cancel">Cancel</button></div></form></dialog>'
+)
 _LIVE_PARTS = ("summary", "time", "validation", "notes")  # of a run's page, beside its curves
 
 
@@ -85,6 +99,11 @@ class Board:
         self._seen[name] = size, changed, summary
         return summary
 
+    def forget(self) -> None:
+        """List the runs anew at the next request."""
+        with self._lock:
+            self._listed = -1e9
+
     def curves(self, name: str, path: Path) -> Curves:
         """Return the columns of a run, read to the end of its records."""
         with self._lock:
@@ -101,17 +120,19 @@ def _name(path: Path, place: Path) -> str:
     return path.relative_to(place).as_posix().encode(errors="replace").decode() if path != place else "."
 
 
-def make_server(place: Path, address: tuple[str, int], access: Access) -> ThreadingHTTPServer:
-    """Return a server of the runs in a directory; port 0 takes a free one."""
-    pages = _Pages(Board(place), access.token)
-    return make_pages_server(Routes(get=pages.routes), address, access)
+def make_server(place: Path, address: tuple[str, int], access: Access, *, edits: bool = False) -> ThreadingHTTPServer:
+    """Return a server of the runs in a directory; port 0 takes a free one. Editing needs a token."""
+    if edits and not access.token:
+        raise ConfigError("The board has no token.", rule="What changes runs is for who knows the token.")
+    pages = _Pages(Board(place), access.token, edits=edits)
+    return make_pages_server(Routes(get=pages.routes, post=pages.edits if edits else {}), address, access)
 
 
 class _Pages:
     """The answers of the board by path."""
 
-    def __init__(self, board: Board, token: str) -> None:
-        self._board, self._token = board, f"&token={quote(token)}" if token else ""
+    def __init__(self, board: Board, token: str, *, edits: bool) -> None:
+        self._board, self._token, self._may_edit = board, f"&token={quote(token)}" if token else "", edits
         self._options: tuple[tuple[str, ...], Mapping[str, list[Any]]] = ((), {})
         self.routes: dict[str, Callable[[Query], Answer | None]] = {
             "/": self._list,
@@ -121,14 +142,20 @@ class _Pages:
             "/api/run": self._api_run,
             "/api/compare": self._api_compare,
         }
+        self.edits: dict[str, Callable[[Query, bytes], Answer | None]] = {
+            "/api/label": self._edit(self._label),
+            "/api/rename": self._edit(self._rename),
+            "/api/delete": self._edit(self._delete),
+        }
 
     def _list(self, query: Query) -> Answer:
-        names = ("", "run", "top-1", "images", "epochs", "time", "img/s", "model", "dataset", "written", "state")
-        head = element("tr", *(element("th", name) for name in names))
-        table = element("table", element("thead", head), element("tbody", id="runs"), class_="sortable")
+        head = element("tr", *(element("th", name) for name in (*_HEADS, "state")))
+        table = element("table", element("thead", head), element("tbody"), id="runs", class_="sortable")
         controls = [
             Html('<input type="search" id="filter" placeholder="filter" aria-label="filter">'),
+            Html('<label class="faint">group by <select id="group" aria-label="group by"></select></label>'),
             element("button", "Compare", id="compare", disabled=""),
+            *([element("button", "Delete", id="delete", disabled="", class_="plain")] if self._may_edit else []),
             element("span", id="count", class_="faint"),
         ]
         body = [
@@ -137,7 +164,9 @@ class _Pages:
             element("div", class_="problem", id="connection"),
             element("section", element("div", *controls, class_="controls"), element("div", table, class_="wide")),
         ]
-        data = {**self._listed(), "token": self._token}
+        if self._may_edit:
+            body.append(_EDITOR)
+        data = {**self._listed(), "token": self._token, "edits": self._may_edit}
         return Answer(page(f"Runs in {self._board.place}", body, data).encode())
 
     def _listed(self) -> dict[str, Any]:
@@ -148,7 +177,9 @@ class _Pages:
         for place, (name, run) in enumerate(runs):
             *cells, state = _cells(run)
             cells += [_option_cell(values[place]) for values in options.values()]
-            rows.append({"id": name, "name": name, "cells": [*cells, state]})
+            labels = read_labels(run.path) if _stays_inside(run.path, self._board.place) else Labels()
+            said = {"note": labels.note, "tags": list(labels.tags)}
+            rows.append({"id": name, "name": name, **said, "cells": [*cells, state]})
         return {"runs": rows, "columns": list(options)}
 
     def _differing(self, runs: Mapping[str, RunSummary]) -> Mapping[str, list[Any]]:
@@ -171,6 +202,41 @@ class _Pages:
 
     def _api_runs(self, query: Query) -> Answer:
         return json_answer(self._listed())
+
+    def _edit(self, change: Callable[[RunSummary, Mapping[str, Any]], object]) -> Callable[..., Answer | None]:
+        """Return the answer to a POST that changes runs: {"ids": [...], ...} as JSON."""
+
+        def answer(query: Query, sent: bytes) -> Answer | None:
+            try:
+                asked = parse_json(sent.decode())
+                if not isinstance(asked, dict) or not isinstance(asked.get("ids"), list):
+                    raise ValueError
+                runs, named = self._board.runs(), dict.fromkeys(map(str, asked["ids"]))
+            except ValueError:
+                return json_answer({"problem": "What was sent is not understood."}, HTTPStatus.BAD_REQUEST)
+            if not named or not set(named) <= set(runs) or "." in named:
+                return None
+            try:
+                for name in named:
+                    if not _stays_inside(runs[name].path, self._board.place):
+                        raise CheckpointError(f"{name} has links to somewhere else.")
+                    change(runs[name], asked)
+            except (HeadraceError, OSError) as error:
+                return json_answer({"problem": str(error)})
+            finally:
+                self._board.forget()
+            return json_answer({})
+
+        return answer
+
+    def _label(self, run: RunSummary, asked: Mapping[str, Any]) -> None:
+        write_labels(run.path, checked(asked.get("note", ""), asked.get("tags", [])))
+
+    def _rename(self, run: RunSummary, asked: Mapping[str, Any]) -> None:
+        rename_run(run.path, asked.get("name"))
+
+    def _delete(self, run: RunSummary, asked: Mapping[str, Any]) -> None:
+        delete_run(run.path)
 
     def _up(self) -> Html:
         return Html(f'<div><a href="./?{self._token[1:]}">all runs</a></div>')
@@ -249,6 +315,7 @@ def _cells(run: RunSummary) -> list[dict[str, Any]]:
         _cell(f"{run.best.num_samples:,}" if run.best else None, run.best.num_samples if run.best else None),
         _cell(f"{run.epoch:.4g}" + (start.of_epochs if start else ""), run.epoch),
         _cell(run.time_text, run.seconds),
+        _cell(run.cost_text, run.device_hours),
         _cell(None if rate is None else f"{rate:,.0f}", rate),
         {"text": start.model if start else ""},
         {"text": run.dataset},

@@ -54,6 +54,7 @@ class RunSummary:
     end: RunEnd | None = None
     last_train: TrainRecord | None = None
     validations: tuple[ValidationRecord, ...] = ()
+    energy_joules: float | None = None  # of all its processes that have ended, where GPUs count it
     modified: float = 0.0  # when its records were last written, in seconds since 1970
 
     @property
@@ -129,6 +130,21 @@ class RunSummary:
     def written(self) -> str:
         """When its records were last written, for a table."""
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.modified)) if self.modified else "-"
+
+    @property
+    def device_hours(self) -> float | None:
+        """What the run has cost so far: the hours of training of each of its devices."""
+        devices = self.start.num_devices or self.start.num_replicas if self.start else 0
+        return None if self.seconds is None else self.seconds * devices / 3600
+
+    @property
+    def cost_text(self) -> str:
+        """What the run has cost so far, for a table: hours of devices and, where it was measured, energy."""
+        hours = self.device_hours
+        if hours is None:
+            return "-"
+        text = format_duration(3600 * hours) if hours < 1 else f"{hours:,.1f} h"
+        return text + (f", {self.energy_joules / 3.6e6:.3g} kWh" if self.energy_joules else "")
 
     @property
     def images_per_second(self) -> float | None:
@@ -283,7 +299,7 @@ def _summarize(path: Path, options: Mapping[str, object], lines: list[bytes], mo
     start: RunStart | None = None
     end: RunEnd | None = None
     last_train: TrainRecord | None = None
-    validations, bad = [], 0
+    validations, bad, joules = [], 0, None
     for line in lines:
         try:
             record = parse_record(line)
@@ -294,6 +310,8 @@ def _summarize(path: Path, options: Mapping[str, object], lines: list[bytes], mo
             start, end = record, None
         elif isinstance(record, RunEnd):
             end = record
+            if record.energy_joules is not None:
+                joules = (joules or 0.0) + record.energy_joules
         elif isinstance(record, ValidationRecord):
             validations.append(record)
         elif isinstance(record, TrainRecord):
@@ -308,6 +326,7 @@ def _summarize(path: Path, options: Mapping[str, object], lines: list[bytes], mo
         last_train=last_train,
         validations=tuple(validations),
         modified=modified,
+        energy_joules=joules,
     )
 
 

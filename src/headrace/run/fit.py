@@ -103,6 +103,7 @@ from headrace.run.validator import Validator
 from headrace.telemetry.call_reader import CallReader, passing_failure_to
 from headrace.telemetry.clock import StartTimes, Timeline
 from headrace.telemetry.console import make_console
+from headrace.telemetry.energy import energy_meter
 from headrace.telemetry.records import RunStart, asked_metrics
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers.sink import make_trackers, refuse_missing
@@ -239,6 +240,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts, run_
             progress.moved()
             interrupt.moved()
 
+        if devices[0].platform == "gpu":
+            recorder.energy = energy_meter(len(jax.local_devices()))
         recorder.start_times, recorder.moved, recorder.steps = times.seconds, moved, steps
         recorder.budget = budget = make_budget(resolved, plan.steps, steps, run_began, step, prepared.pace)
         _say_first(prepared, recorder, devices, directory)
@@ -708,6 +711,7 @@ def _run_start(prepared: _Prepared, devices: list[Any]) -> RunStart:
         version=__version__,
         platform=devices[0].platform,
         device=devices[0].device_kind,
+        num_devices=plan.num_devices,
         num_replicas=plan.batch.num_replicas,
         num_parameters=design.network.total_cost().params,
         seed=config.run.seed,

@@ -125,6 +125,7 @@ class RunRecorder:
         self.validations: list[ValidationRecord] = []  # of the whole run
         self._fed: tuple[FeedStats, FeedOptions] | None = None  # of a run that trained
         self.start_times: Mapping[str, float] = {}
+        self.energy: Callable[[], float | None] = lambda: None  # joules used since the process began
         self.moved: Callable[[], None] = lambda: None  # called whenever the run has made progress
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
         # One process of a job writes; the others track the same counters but write nothing.
@@ -466,6 +467,7 @@ class RunRecorder:
             start=dict(self.start_times),
             memory=measured_memory(jax.local_devices()),
             saving=self._saving(spent),
+            energy_joules=self.energy(),
             verdict=self._words(self._verdict(spent)),
             model_verdict=self._words(self._model_verdict(best)),
         )

@@ -74,6 +74,7 @@ class RunStart(Record):
     platform: str = ""
     device: str = ""
     num_replicas: int = 1
+    num_devices: int | None = None  # of all processes; unknown of earlier versions
     num_parameters: int | None = None
     seed: int = 0
     target_accuracy: float | None = None
@@ -262,7 +263,7 @@ class RunEnd(Record):
     (`metric_totals.KINDS`). Records without `wall_seconds` are older: their kinds overlap. `start` splits the time up
     to the first call. `memory` is the most that was in use: `device_peak_bytes`, or `process_peak_bytes` where devices
     do not count it. `saving` counts the checkpoints `written` and `passed_over`, the `write_seconds` of the thread, and
-    of these the `waited_seconds` in which nothing trained.
+    of these the `waited_seconds` in which nothing trained. `energy_joules` is what its GPUs used, where they count it.
     """
 
     kind: ClassVar[str] = "run_end"
@@ -283,6 +284,7 @@ class RunEnd(Record):
     start: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     saving: dict[str, float] = field(default_factory=dict)
+    energy_joules: float | None = None
     verdict: str = ""
     model_verdict: str = ""  # why the result is useless: a loss that diverged, one answer for all images
 

@@ -145,12 +145,14 @@
     return a < b ? -1 : a > b ? 1 : 0;
   }
   function sortBy(head, up) {
-    const table = head.closest("table"), body = table.tBodies[0], column = head.cellIndex;
-    const rows = Array.from(body.rows).map(function (row) { return [key(row.cells[column]), row]; });
-    rows.sort(function (a, b) { return up ? compare(a[0], b[0]) : compare(b[0], a[0]); });
+    const table = head.closest("table"), column = head.cellIndex;
     for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    body.append.apply(body, rows.map(function (pair) { return pair[1]; }));
+    for (const body of table.tBodies) {  // of each group alone, below its heading
+      const rows = Array.from(body.rows).filter(function (row) { return !row.classList.contains("group"); }).map(function (row) { return [key(row.cells[column]), row]; });
+      rows.sort(function (a, b) { return up ? compare(a[0], b[0]) : compare(b[0], a[0]); });
+      body.append.apply(body, rows.map(function (pair) { return pair[1]; }));
+    }
   }
   addEventListener("click", function (event) {
     const head = event.target.closest ? event.target.closest(".sortable thead th") : null;
@@ -229,54 +231,141 @@
   }
 
   const chosen = new Set();
+  let known = [];
   function nameColumns(columns) {
-    const heads = document.getElementById("runs").closest("table").tHead.rows[0];
+    const heads = document.getElementById("runs").tHead.rows[0];
     const old = Array.from(heads.querySelectorAll("th.option"));
     if (old.map(function (head) { return head.textContent; }).join() === columns.join()) return;
     for (const head of old) head.remove();
     for (const name of columns) heads.insertBefore(make("th", { class: "option" }, name), heads.lastElementChild);
   }
+  function offerGroups() {
+    const select = document.getElementById("group"), heads = Array.from(document.getElementById("runs").tHead.rows[0].cells);
+    const names = ["nothing", "tag", "model", "dataset", "state"].concat(heads.filter(function (head) { return head.className === "option"; }).map(function (head) { return head.textContent; }));
+    if (Array.from(select.options).map(function (each) { return each.text; }).join() === names.join()) return;
+    const before = select.value;
+    select.replaceChildren.apply(select, names.map(function (name) { return make("option", {}, name); }));
+    if (names.includes(before)) select.value = before;
+  }
+  function groupsOf(run, by) {
+    if (by === "tag") return run.tags.length ? run.tags : ["no tag"];
+    const heads = Array.from(document.getElementById("runs").tHead.rows[0].cells);
+    const column = heads.findIndex(function (head) { return head.textContent === by; });
+    return [by + " " + run.cells[column - 2].text];
+  }
+  function rowOf(run) {
+    const row = make("tr"), tick = make("input", { type: "checkbox", "aria-label": "select " + run.name });
+    tick.checked = chosen.has(run.id);
+    tick.addEventListener("change", function () { if (tick.checked) chosen.add(run.id); else chosen.delete(run.id); offer(); });
+    const first = make("td"), name = make("td"), link = make("a", { href: "run?id=" + encodeURIComponent(run.id) + data.token }, run.name);
+    first.append(tick); name.append(link);
+    if (data.edits) {
+      const edit = make("button", { class: "edit", title: "name, tags and note", "aria-label": "edit " + run.name }, "\u270e");
+      edit.addEventListener("click", function () { openEditor(run); });
+      name.append(edit);
+    }
+    for (const tag of run.tags) name.append(make("span", { class: "tag" }, tag));
+    if (run.note) name.append(make("div", { class: "said" }, run.note));
+    row.append(first, name);
+    for (const cell of run.cells) {
+      const place = make("td", cell.sort === undefined ? {} : { class: "number", "data-sort": String(cell.sort) }, cell.sort === undefined && cell.state ? undefined : cell.text);
+      if (cell.state) place.append(make("span", { class: "state " + cell.state.replace(/ /g, "-") }, cell.text));
+      row.append(place);
+    }
+    row.dataset.text = row.textContent.toLowerCase();
+    return row;
+  }
+  function groupHead(title, runs, width) {
+    const best = runs.map(function (run) { return run.cells[0]; }).filter(function (cell) { return typeof cell.sort === "number"; }).sort(function (a, b) { return b.sort - a.sort; })[0];
+    const row = make("tr", { class: "group" }), cell = make("th", { colspan: width, scope: "rowgroup" });
+    cell.append(title, make("span", { class: "faint" }, "  " + (runs.length === 1 ? "1 run" : runs.length + " runs") + (best ? ", best top-1 " + best.text : "")));
+    row.append(cell);
+    return row;
+  }
   function listRuns(runs) {
-    const body = document.getElementById("runs"), filter = document.getElementById("filter").value.toLowerCase();
-    if (!body) return;
-    const head = body.closest("table").querySelector("th[aria-sort]");
-    body.replaceChildren.apply(body, runs.map(function (run) {
-      const row = make("tr"), tick = make("input", { type: "checkbox", "aria-label": "select " + run.name });
-      tick.checked = chosen.has(run.id);
-      tick.addEventListener("change", function () { if (tick.checked) chosen.add(run.id); else chosen.delete(run.id); offer(); });
-      const first = make("td"), name = make("td"), link = make("a", { href: "run?id=" + encodeURIComponent(run.id) + data.token }, run.name);
-      first.append(tick); name.append(link); row.append(first, name);
-      for (const cell of run.cells) {
-        const place = make("td", cell.sort === undefined ? {} : { class: "number", "data-sort": String(cell.sort) }, cell.sort === undefined && cell.state ? undefined : cell.text);
-        if (cell.state) place.append(make("span", { class: "state " + cell.state.replace(/ /g, "-") }, cell.text));
-        row.append(place);
-      }
-      row.dataset.text = row.textContent.toLowerCase();
-      row.hidden = !row.dataset.text.includes(filter);
-      return row;
-    }));
+    const table = document.getElementById("runs");
+    if (!table) return;
+    known = runs;
+    offerGroups();
+    const head = table.querySelector("th[aria-sort]"), by = document.getElementById("group").value, groups = new Map();
+    for (const run of runs) for (const title of by === "nothing" ? [""] : groupsOf(run, by)) groups.set(title, (groups.get(title) || []).concat([run]));
+    for (const body of Array.from(table.tBodies)) body.remove();
+    for (const pair of Array.from(groups).sort(function (a, b) { return compare(a[0], b[0]); })) {
+      const body = make("tbody");
+      if (pair[0]) body.append(groupHead(pair[0], pair[1], table.tHead.rows[0].cells.length));
+      body.append.apply(body, pair[1].map(rowOf));
+      table.append(body);
+    }
     if (head) sortBy(head, head.getAttribute("aria-sort") === "ascending");
+    search();
+    for (const id of Array.from(chosen)) if (!runs.some(function (run) { return run.id === id; })) chosen.delete(id);
     document.getElementById("count").textContent = runs.length === 1 ? "1 run" : runs.length + " runs";
     offer();
   }
+  function search() {
+    const filter = document.getElementById("filter").value.toLowerCase();
+    for (const body of document.getElementById("runs").tBodies) {
+      let some = false;
+      for (const row of body.rows) if (!row.classList.contains("group")) { row.hidden = !row.dataset.text.includes(filter); some = some || !row.hidden; }
+      if (body.rows.length && body.rows[0].classList.contains("group")) body.rows[0].hidden = !some;
+    }
+  }
   function offer() {
-    const button = document.getElementById("compare");
+    const button = document.getElementById("compare"), removal = document.getElementById("delete");
     button.disabled = chosen.size < 2;
     button.textContent = chosen.size < 2 ? "Compare" : "Compare " + chosen.size + " runs";
+    if (removal) { removal.disabled = !chosen.size; removal.textContent = chosen.size < 2 ? "Delete" : "Delete " + chosen.size + " runs"; }
+  }
+  function change(what, sent, then) {
+    fetch("api/" + what + "?" + data.token.slice(1), { method: "POST", body: JSON.stringify(sent), cache: "no-store" }).then(function (answer) {
+      return (answer.headers.get("Content-Type") || "").includes("json") ? answer.json() : { problem: "The server answered " + answer.status + "." };
+    }).catch(function (error) { return { problem: error.message + "." }; }).then(function (found) { then(found.problem || ""); });
+  }
+  function again() {
+    ask("api/runs?" + data.token.slice(1), function (found) { nameColumns(found.columns); listRuns(found.runs); });
+  }
+  let edited = null;
+  function openEditor(run) {
+    edited = run;
+    document.getElementById("edited").textContent = run.name;
+    document.getElementById("name").value = run.id.split("/").pop();
+    document.getElementById("tags").value = run.tags.join(", ");
+    document.getElementById("note").value = run.note;
+    document.getElementById("refused").hidden = true;
+    document.getElementById("editor").showModal();
+  }
+  function refuse(problem) {
+    const place = document.getElementById("refused");
+    place.textContent = problem; place.hidden = !problem;
+    if (!problem) { document.getElementById("editor").close(); again(); }
+  }
+  function editRuns() {
+    document.getElementById("save").addEventListener("click", function (event) {
+      event.preventDefault();
+      const name = document.getElementById("name").value.trim(), tags = document.getElementById("tags").value.split(",");
+      change("label", { ids: [edited.id], note: document.getElementById("note").value, tags: tags }, function (problem) {
+        if (problem || name === edited.id.split("/").pop()) refuse(problem);
+        else change("rename", { ids: [edited.id], name: name }, refuse);
+      });
+    });
+    document.getElementById("delete").addEventListener("click", function () {
+      const names = Array.from(chosen);
+      if (!confirm("Delete " + (names.length === 1 ? names[0] : names.length + " runs") + " with all checkpoints? This cannot be undone.")) return;
+      change("delete", { ids: names }, function (problem) { again(); if (problem) say(problem); });
+    });
   }
   if (data.demo) {
     takeImages();
   } else if (data.runs) {
-    const filter = document.getElementById("filter");
-    filter.addEventListener("input", function () {
-      for (const row of document.getElementById("runs").rows) row.hidden = !row.dataset.text.includes(filter.value.toLowerCase());
-    });
+    document.getElementById("filter").addEventListener("input", search);
+    document.getElementById("group").addEventListener("change", function () { listRuns(known); });
     document.getElementById("compare").addEventListener("click", function () {
       location.href = "compare?" + Array.from(chosen).map(function (id) { return "id=" + encodeURIComponent(id); }).join("&") + data.token;
     });
+    if (data.edits) editRuns();
     nameColumns(data.columns);
     listRuns(data.runs);
-    setInterval(function () { if (!document.hidden) ask("api/runs?" + data.token.slice(1), function (found) { nameColumns(found.columns); listRuns(found.runs); }); }, 2000);
+    setInterval(function () { if (!document.hidden) again(); }, 2000);
   } else {
     drawPanels(data.panels || []);
     if (data.live) setInterval(update, 2000);
