@@ -23,13 +23,13 @@ from tests.harness import AsSent
 from tests.model.build import compute, network
 
 
-def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
+def test_flip_and_shift_average_the_logits_of_mirrored_and_of_moved_images():
     net = network("toy_model")
     weights = net.init(0)
     images = np.random.default_rng(0).normal(size=(2, 4, 32, 32, 3)).astype(np.float32)
     block = {"images": jnp.array(images), "labels": jnp.zeros((2, 4), jnp.int32)}
 
-    def logits(flip: bool) -> np.ndarray:
+    def logits(flip: bool, shift: int = 0) -> np.ndarray:
         spec = EvalSpec(
             network=net,
             fetch=AsSent(),
@@ -37,6 +37,7 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
             num_replicas=1,
             reducer=LOGITS,
             flip=flip,
+            shift=shift,
         )
         forward = WholeForward(replica_mesh(jax.devices()[:1]), spec)
         placed = forward.place(weights)
@@ -48,6 +49,13 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     np.testing.assert_allclose(logits(False).reshape(8, -1), both[0], atol=1e-5)
     np.testing.assert_allclose(logits(True).reshape(8, -1), (both[0] + both[1]) / 2, atol=1e-5)
     assert np.abs(both[0] - both[1]).max() > 0.01
+
+    wide = np.pad(flat, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
+    ends = [compute(net, *weights, x, Ctx(train=False))[0] for x in (wide[:, :-2, :-2], wide[:, 2:, 2:])]
+    np.testing.assert_allclose(logits(False, 1).reshape(8, -1), both[0] / 2 + (ends[0] + ends[1]) / 4, atol=1e-5)
+    six = [compute(net, *weights, x[:, :, ::-1], Ctx(train=False))[0] for x in (wide[:, :-2, :-2], wide[:, 2:, 2:])]
+    mean = (both[0] + both[1]) / 4 + (ends[0] + ends[1] + six[0] + six[1]) / 8
+    np.testing.assert_allclose(logits(True, 1).reshape(8, -1), mean, atol=1e-5)
 
 
 def test_a_validation_computes_variances_as_training_does():

@@ -68,6 +68,10 @@ PARAMETERS = {
     "mobilenet_v3_small": 2_542_856 + 256 * (576 + 1 + 1000),  # torchvision's, with 256 more hidden features
     "mobilenet_v3_large": 5_483_032,
     "squeezenet": 1_248_424,
+    "cifar_fastnet_large": 13 * 24
+    + 9 * (24 * 128 + 2 * 128 * 128 + 128 * 384 + 2 * 384 * 384 + 384 * 512 + 2 * 512 * 512)
+    + 2 * 3 * (128 + 384 + 512)
+    + 513 * 10,
     "cifar_fastnet": 13 * 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256) + 2 * (2 * 64 + 4 * 256) + 257 * 10,
 }
 # of torchvision or timm

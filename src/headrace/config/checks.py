@@ -79,6 +79,12 @@ _ACROSS_SECTIONS = (
         lambda facts: facts.config.validation.pipeline_validation_model and facts.config.validation.validation_flip,
         "Mirror images are validated with the whole network on each device.",
     ),
+    conflict(
+        "validation_shift",
+        "pipeline_validation_model",
+        lambda facts: facts.config.validation.pipeline_validation_model and facts.config.validation.validation_shift,
+        "Moved images are validated with the whole network on each device.",
+    ),
     needs_stages("pipeline_validation_model", lambda config: config.validation.pipeline_validation_model),
     Rule(
         broken=lambda facts: len(_proportions(facts)) > 1 and facts.config.pipeline.num_stages == 1,

@@ -68,7 +68,7 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "depth_divisor": ("efficientnet",),
     "dropout_rate": ("efficientnet", "mobilenet", "squeezenet", "vgg"),
     "block_survival_prob": (*_RESIDUAL, "efficientnet", "convnext"),
-    "activation": _RESIDUAL,
+    "activation": (*_RESIDUAL, "fastnet"),
     "use_relu": ("efficientnet",),
     "se": ("efficientnet",),
     "top_width": ("efficientnet", "mobilenet"),
@@ -107,7 +107,8 @@ _ALIASES: dict[str, str] = {
 
 def _cifar(family: str, sizes: Iterable[str]) -> list[Variant]:
     return [
-        Variant(name=f"cifar_{family}{size}", family=family, size=size, image_size=32, num_classes=10) for size in sizes
+        Variant(name=f"cifar_{family}{size}", family=family, size=size.strip("_"), image_size=32, num_classes=10)
+        for size in sizes
     ]
 
 
@@ -147,7 +148,7 @@ _ROWS = (
     ),
     *(Variant(name=f"mobilenet_{size}", family="mobilenet", size=size) for size in ("v2", "v3_small", "v3_large")),
     Variant(name="squeezenet", family="squeezenet", norm="none"),
-    *_cifar("fastnet", ("",)),
+    *_cifar("fastnet", ("", "_large")),
     *(
         Variant(name=f"convnext_{size}", family="convnext", size=size, norm="layer_norm", torch_only=True)
         for size in ("tiny", "small", "base", "large")

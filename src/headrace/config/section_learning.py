@@ -327,6 +327,12 @@ class Validation:
     validation_flip: bool = option(
         False, "Validate the mean of the class scores of an image and of its mirror image; takes twice as long."
     )
+    validation_shift: int = option(
+        0,
+        "Validate with images moved by so many pixels, too, up and to the left and down and to the right: half of the "
+        "mean of the class scores. Takes three times as long.",
+        check=at_least(0),
+    )
     pipeline_validation_model: bool = option(
         False, "Validate through the stages of the pipeline instead of with the whole network on each device."
     )

@@ -139,7 +139,7 @@ class Model:
     )
     activation: str | None = option(
         None,
-        "Activation function of a ResNet; unset means relu.",
+        "Activation function of a ResNet (unset means relu) or a FastNet (gelu).",
         choices=("relu", "swish", "mish", "gelu", "hard_swish"),
         synonyms=(("silu", "swish"),),
     )

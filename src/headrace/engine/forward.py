@@ -4,7 +4,7 @@ Validation adds up sums, prediction and the inference benchmark keep the logits,
 Every sample counts exactly once: feeds pad the last batch, and the sums leave out samples of mask 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -98,6 +98,7 @@ class EvalSpec:
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
+    shift: int = 0  # and of two images moved by so many pixels, for half of the mean
 
     def sum_shapes(self) -> PyTree:
         """Return the shapes of what a reducer that adds keeps; they depend on no batch, so nothing else is traced."""
@@ -273,6 +274,26 @@ def make_preparation(spec: EvalSpec, mesh: Mesh) -> jax.stages.Wrapped:
     return _on_mesh(prepare, mesh, P())
 
 
+def views(images: jax.Array, flip: bool, shift: int) -> Iterator[tuple[float, jax.Array]]:
+    """Yield views of images [n, H, W, C] and their shares in the mean of the logits.
+
+    Half of it are images moved by `shift` pixels, up and to the left or down and to the right, with mirrored pixels at
+    the edges; half of each are mirror images.
+    """
+    moved = [(1.0, images)]
+    if shift:
+        around = jnp.pad(images, ((0, 0), (shift, shift), (shift, shift), (0, 0)), "reflect")
+        height, width = images.shape[1:3]
+        ends = (around[:, :height, :width], around[:, 2 * shift :, 2 * shift :])
+        moved = [(0.5, images), *((0.25, end) for end in ends)]
+    for share, view in moved:
+        if flip:
+            yield share / 2, view
+            yield share / 2, view[:, :, ::-1]
+        else:
+            yield share, view
+
+
 def make_forward(spec: EvalSpec, mesh: Mesh, selection: "Selection | None" = None) -> jax.stages.Wrapped:
     """Return the jitted program `forward((weights, constants), resident, block)` over the n batches of a block.
 
@@ -291,10 +312,8 @@ def make_forward(spec: EvalSpec, mesh: Mesh, selection: "Selection | None" = Non
 
         def one_batch(batch: dict[str, jax.Array]) -> PyTree:
             images, labels = spec.fetch(resident, batch)
-            logits = logits_of(images)
-            if spec.flip:
-                # Two passes, not one of twice the batch: the memory needed stays that of a plain validation.
-                logits = (logits + logits_of(images[:, :, ::-1])) / 2
+            # A pass for each view, not one of as many images: the memory needed stays that of a plain validation.
+            logits = sum(share * logits_of(view) for share, view in views(images, spec.flip, spec.shift))
             mask = batch.get("mask")
             kept = spec.reducer.keep(logits, labels, mask)
             return (kept, scores_of(logits, labels, mask)) if keeps_scores else kept

@@ -216,6 +216,7 @@ def _forward_spec(weights: Weights, reducer: Reducer) -> EvalSpec:
         stable_norm=weights.config.model.stable_norm,
         reducer=reducer,
         flip=weights.config.validation.validation_flip,
+        shift=weights.config.validation.validation_shift,
     )
 
 

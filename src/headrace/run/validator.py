@@ -63,6 +63,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
         num_replicas=plan.num_replicas,
         reducer=reducer,
         flip=design.config.validation.validation_flip,
+        shift=design.config.validation.validation_shift,
     )
     pipeline = design.plan.pipeline
     # Stages of an evaluation hand on sums only; the logits of all batches would have to cross to one place.
