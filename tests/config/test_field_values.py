@@ -147,7 +147,7 @@ def test_a_refusal_says_where_what_and_the_help_sentence():
         ("bn_momentum", 1.5),
         ("optimizer_params", "{momentum: 1}"),
         ("max_ckpts_to_keep", 0),
-        ("lr_schedule", "linear"),
+        ("lr_schedule", "square"),
     ],
 )
 def test_limits_of_single_options(name, bad):

@@ -108,7 +108,7 @@ def test_complete(kind, name, given, result):
         ("lr_schedule", "stepped", {"boundaries": "x", "values": [1, 2]}, ["not a list of numbers"]),
         ("lr_schedule", "polynomial", {"initial_learning_rate": 1}, ["lacks end_learning_rate_ratio, power"]),
         ("lr_schedule", "cosine", {"initial_learning_rate": 1, "epochs_to_total_decay": 0}, ["must be more than 0"]),
-        ("lr_schedule", "linear", {}, ["'linear'"]),
+        ("lr_schedule", "square", {}, ["'square'"]),
         ("lr_warmup", None, {"warmup_epochs": 5}, ["no warmup_mode", "shift, mask"]),
         ("lr_warmup", None, {"warmup_mode": "shfit", "warmup_epochs": 5}, ["Did you mean shift?"]),
         ("lr_warmup", None, {"warmup_mode": "shift"}, ["lacks warmup_epochs"]),

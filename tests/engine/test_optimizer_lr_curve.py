@@ -113,6 +113,15 @@ def test_polynomial_matches_closed_form(power):
         assert float(curve(t)) == pytest.approx((1 - 0.1) * (1 - min(t, 450) / 450) ** power + 0.1, rel=1e-5)
 
 
+def test_linear_falls_in_a_line_to_zero_or_to_a_share():
+    params = {"initial_learning_rate": 0.25, "epochs_to_total_decay": 4.5}
+    for t in (0, 1, 225, 449, 450, 800):
+        left = 1 - min(t, 450) / 450
+        assert float(curve_of("linear", params, batch=4)(t)) == pytest.approx(left, rel=1e-5)
+        ended = curve_of("linear", params | {"end_learning_rate_ratio": 0.2}, batch=4)
+        assert float(ended(t)) == pytest.approx(0.2 + 0.8 * left, rel=1e-5)
+
+
 def test_exponential_matches_closed_form():
     params = {"initial_learning_rate": 0.01, "decay_rate": 0.97, "epochs_per_drop": 2.4}
     curve = curve_of("exponential", params, batch=100)

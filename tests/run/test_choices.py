@@ -16,6 +16,7 @@ from headrace.run import choices
 from headrace.run.choice_rules import (
     choose_batch,
     choose_epochs,
+    choose_muon_rate,
     choose_ranger_rate,
     choose_rate,
     choose_short_batch,
@@ -199,6 +200,24 @@ def test_photographs_are_learned_from_nothing_by_ranger(on, photographs):
     assert design_run(settled.config).plan.batch.micro_batch_size == 32
 
 
+def test_an_accelerator_learns_photographs_by_muon(on, photographs):
+    settled = on(GPU, dataset_path=photographs(1_200), image_size=96, num_epochs=5)
+    learning, model = settled.config.learning, settled.config.model
+    assert (learning.optimizer, learning.lookahead, learning.lr_schedule) == ("muon", 0, "linear")
+    assert learning.optimizer_params["momentum"] == 0.9
+    assert (learning.weight_decay, learning.l2_regularization, learning.warmup_epochs) == (0.0, 0.0, 0.0)
+    assert (model.stem, model.activation) == ("deep", "mish")
+    assert settled.config.data.crop_area == (0.5, 1.0), "in few epochs"
+    assert settled.config.batch.batch_size == 32
+    assert learning.learning_rate == pytest.approx(0.025 * 0.5**0.5, rel=0.05)
+    assert "Muon" in settled.notes[-1]
+    assert "crops of at least 50%" in settled.notes[-1]
+    longer = on(GPU, dataset_path=photographs(4_200), image_size=96, num_epochs=40).config
+    assert longer.data.crop_area == (0.35, 1.0)
+    assert (longer.batch.batch_size, longer.learning.learning_rate) == (64, 0.025)
+    assert on(GPU, dataset_path=photographs(1_200), image_size=96).config.data.crop_area == (0.35, 1.0)
+
+
 @pytest.mark.parametrize(
     ("options", "quick_parts"),
     [
@@ -238,6 +257,7 @@ def test_few_epochs_of_photographs_get_small_batches():
     assert [choose_short_batch(128, 9_469, epochs) for epochs in (1, 5, 9)] == [32, 64, 128]
     assert choose_short_batch(16, 245, 2) == 16, "never fewer than 32"
     assert [choose_ranger_rate(batch) for batch in (16, 64, 1024)] == [0.004, 0.008, 0.008]
+    assert [choose_muon_rate(batch) for batch in (16, 64)] == [0.012, 0.025]
 
 
 def test_a_run_that_only_validates_gets_a_batch(on):

@@ -305,7 +305,7 @@ class Options(TypedDict, total=False):
     """Probability, at the last block, that a residual branch is kept in training (stochastic depth); unset means
     the network's own."""
     activation: Literal["relu", "swish", "mish", "gelu", "hard_swish", "silu"] | None
-    """Activation function of a ResNet; unset means relu."""
+    """Activation function of a ResNet (unset means relu) or a FastNet (gelu)."""
     use_relu: bool
     """Use ReLU instead of swish in EfficientNets."""
     se: bool
@@ -461,6 +461,7 @@ class Options(TypedDict, total=False):
         "stepped",
         "drops",
         "polynomial",
+        "linear",
         "exponential",
         "polynomial_decay_lr",
     ]
@@ -518,6 +519,9 @@ class Options(TypedDict, total=False):
     """Bytes of a process's memory for validation images."""
     validation_flip: bool
     """Validate the mean of the class scores of an image and of its mirror image; takes twice as long."""
+    validation_shift: int
+    """Validate with images moved by so many pixels, too, up and to the left and down and to the right: half of the
+    mean of the class scores. Takes three times as long."""
     pipeline_validation_model: bool
     """Validate through the stages of the pipeline instead of with the whole network on each device."""
     checkpoints: bool

@@ -162,8 +162,9 @@ def spread_to_places(
 
 
 def _max_pool_backward(windows: Windows, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
-    # What comes in is stored, too: a pixel reads up to four windows, and XLA would compute the gradients of the norm and
-    # the activation behind the pool for each of them.
+    # What comes in is stored, too: each window is read for all its pixels, and XLA would compute the gradients of the
+    # norm and the activation behind the pool for each of them (a FastNet's step at batch 2,000 took 5.3 ms, and 4.9
+    # with this and a frozen stem, of which this is 0.3; H200).
     dy = lax.optimization_barrier(dy) if on_gpu() else dy
     # Stored once: XLA would otherwise compute it again for the sums and for the gradient of the batch norm before it.
     return (lax.optimization_barrier(spread_to_places(dy, winner, windows, size)),)

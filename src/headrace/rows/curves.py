@@ -158,6 +158,10 @@ def _polynomial(params: Options, span: Span) -> Curve:
     return curve
 
 
+def _linear(params: Options, span: Span) -> Curve:
+    return _polynomial({**params, "power": 1.0}, span)
+
+
 def _exponential(params: Options, span: Span) -> Curve:
     import jax
     import jax.numpy as jnp
@@ -233,6 +237,14 @@ CURVES: Mapping[str, CurveRow] = {
                 one_of=RATE,
             ),
             curve=_polynomial,
+        ),
+        CurveRow(
+            name="linear",
+            says="a straight line from the rate to 0",
+            keys=Keys(
+                params=(DECAY_EPOCHS, Key(name="end_learning_rate_ratio", default=0.0, check=at_least(0))), one_of=RATE
+            ),
+            curve=_linear,
         ),
         CurveRow(
             name="exponential",

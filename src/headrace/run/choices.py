@@ -34,15 +34,20 @@ from headrace.plan.batch import make_batch_plan
 from headrace.run.choice_rules import (
     FEWEST_PHOTOGRAPHS,
     FINE_TUNING,
+    LARGEST_MUON_BATCH,
     MOST_EPOCHS_IN_TIME,
     MOST_PHOTOGRAPHS,
+    MOST_SHORT_EPOCHS,
+    MUON,
     QUICK_CROPS,
     QUICK_PARTS,
     RANGER,
+    SHORT_CROPS,
     USUAL_MOMENTUM,
     choose_batch,
     choose_epochs,
     choose_micro_batch,
+    choose_muon_rate,
     choose_precision,
     choose_ranger_rate,
     choose_rate,
@@ -258,6 +263,17 @@ class Settled(Options):
         )
 
     @cached_property
+    def takes_muon(self) -> bool:
+        """Whether photographs are learned from nothing by Muon: not on a CPU, where its products take too long."""
+        return self.learns_photographs and self.counted_devices.platform != "cpu"
+
+    @property
+    def photograph_crops(self) -> tuple[float, float]:
+        """The least and the most of a photograph's area that a random crop keeps."""
+        few = not self.is_open("num_epochs") and self["num_epochs"] <= MOST_SHORT_EPOCHS
+        return SHORT_CROPS if self.takes_muon and few else QUICK_CROPS
+
+    @cached_property
     def takes_quick_parts(self) -> bool:
         """Whether the network may have the parts that learn photographs in fewer epochs: it is the recipe's own."""
         return self.learns_photographs and self.is_free("model_name", "model_size", "norm_layer", *QUICK_PARTS)
@@ -386,6 +402,8 @@ def _batch(facts: Settled) -> int:
     if not facts["training"]:
         return BATCH_WITHOUT_TRAINING * replicas * count
     batch = choose_batch(facts.data.num_train, replicas, count)
+    if facts.takes_muon:
+        batch = min(batch, max(1, LARGEST_MUON_BATCH // (replicas * count)) * replicas * count)
     if not facts.learns_photographs or facts.is_open("num_epochs"):
         return batch
     short = choose_short_batch(batch, facts.data.num_train, facts["num_epochs"])
@@ -417,6 +435,8 @@ def _rate(facts: Settled) -> float:
 
     From trained weights, only the last layer learns at it; a network that code gives may have none to tell apart.
     """
+    if facts.takes_muon:
+        return choose_muon_rate(facts.step_images)
     if facts.learns_photographs:
         return choose_ranger_rate(facts.step_images)
     if not facts.fine_tuning:
@@ -495,19 +515,23 @@ PHOTOGRAPHS: tuple[Derived[Settled], ...] = (
     *(
         Derived(
             option=name,
-            when=lambda f: f.learns_photographs,
+            when=lambda f, muon=muon: f.learns_photographs and f.takes_muon == muon,
             value=lambda f, value=value: value,
             origin=lambda f: _chosen(f"for {f.data.num_train:,} photographs from nothing"),
-            says=lambda f, name=name: "RAdam with lookahead, flat then cosine" if name == "optimizer" else "",
+            says=lambda f, name=name, says=says: says if name == "optimizer" else "",
         )
-        for name, value in {**RANGER, "warmup_epochs": 0.0}.items()
+        for muon, way, says in (
+            (True, MUON, "Muon, a rate that falls in a line"),
+            (False, RANGER, "RAdam with lookahead, flat then cosine"),
+        )
+        for name, value in {**way, "warmup_epochs": 0.0}.items()
     ),
     Derived(
         option="crop_area",
         when=lambda f: f.crops_photographs,
-        value=lambda f: QUICK_CROPS,
+        value=lambda f: f.photograph_crops,
         origin=_chosen("for photographs from nothing"),
-        says=lambda f: f"crops of at least {QUICK_CROPS[0]:.0%} of an image",
+        says=lambda f: f"crops of at least {f.photograph_crops[0]:.0%} of an image",
     ),
 )
 CHOICES: tuple[Derived[Settled], ...] = (
