@@ -176,11 +176,21 @@ def find_variant(name: str, size: str | None = None, image_size: int | None = No
     return min(found, key=lambda row: row.is_small != small)
 
 
+# Beginnings of the names of networks that people look for, and that are none of ours.
+_TRANSFORMERS = ("vit", "deit", "swin", "beit", "cait", "eva02", "xcit", "pvt_", "dinov2", "mixer", "coatnet", "maxvit")
+
+
 def _exact(name: str, size: str | None) -> Variant:
     variant = _by_name(name)
     if variant is None:
         guess = nearest(name, [*VARIANTS, *FAMILIES])
         remedy = f"Did you mean {guess}?" if guess else "`headrace models` lists all networks."
+        if any(word in name.lower() for word in _TRANSFORMERS):
+            rule, remedy = (
+                "Networks here are convolutional: there are no transformers.",
+                "`headrace models` lists them.",
+            )
+            raise ConfigError(f"There is no model named {name!r}.", rule=rule, remedy=remedy)
         raise ConfigError(f"There is no model named {name!r}.", remedy=remedy)
     if size is not None and _plain(size) not in _size_spellings(variant):
         raise ConfigError(
