@@ -26,6 +26,8 @@ _HOME = {
     "describe_dataset": "headrace.data.dataset",
     "open_dataset": "headrace.data.dataset",
     "read_digits": "headrace.data.sets.digits",
+    "Stream": "headrace.data.sets.stream",
+    "Workers": "headrace.data.sets.workers",
     "join_job": "headrace.job",
     "custom_network": "headrace.model.custom",
     "build_network": "headrace.model.zoo",
@@ -87,9 +89,11 @@ __all__ = [
     "RunResult",
     "RunStopped",
     "Stage",
+    "Stream",
     "TargetAccuracy",
     "TrainingEvent",
     "ValidationEvent",
+    "Workers",
     "__version__",
     "accumulate_gradients",
     "build_network",
@@ -133,6 +137,8 @@ if TYPE_CHECKING:
     from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped
     from headrace.data.dataset import describe_dataset, open_dataset
     from headrace.data.sets.digits import read_digits
+    from headrace.data.sets.stream import Stream
+    from headrace.data.sets.workers import Workers
     from headrace.job import join_job
     from headrace.model.custom import custom_network
     from headrace.model.zoo import build_network, model_names

@@ -1,7 +1,10 @@
 """docs/howto/python.md and examples/first_model.ipynb: their programs run as they stand, and print what they say."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from .test_docs_custom_models import run
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "python.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL))
+APART = {name: FILES.pop(name) for name in ("letters.py", "workers.py")}  # processes import files, and no text
 FIRST_LINES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
 # A network that a test can afford, and weights for it.
 SMALLER = {"resnet50": "toy_model_bn", '"weights.pth"': '"small.safetensors", image_size=32, log_dir="runs"'}
@@ -51,7 +55,7 @@ def make_photos(place: Path) -> None:
 
 
 def test_the_programs_and_the_notebook_run(tmp_path):
-    assert list(FILES) == ["train.py", "objects.py", "arrays.py", "callbacks.py", "focal.py"]
+    assert list(FILES) == ["train.py", "objects.py", "arrays.py", "streams.py", "callbacks.py", "focal.py"]
     make_photos(tmp_path / "photos")
     (tmp_path / "cat.jpg").write_bytes((tmp_path / "photos" / "val" / "cat" / "0.jpg").read_bytes())
     first = FIRST_LINES
@@ -73,6 +77,15 @@ def test_the_programs_and_the_notebook_run(tmp_path):
     assert "\nstopped the loss is low enough\n" in printed
     assert re.search(r"^\{'confidence': 0\.\d+\}$", printed, re.M)
     assert "(1437, 32, 32, 1) uint8 (360, 32, 32, 1)" in printed
+
+
+def test_worker_processes_make_the_items_of_another_file(tmp_path):
+    for name, text in APART.items():
+        (tmp_path / name).write_text(text)
+    environ = {**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "workers.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=250)
+    assert "finished ('A', 'B', 'C')" in done.stdout, done.stderr
 
 
 def test_the_notebook_runs_again_in_a_fresh_kernel(tmp_path):

@@ -26,6 +26,7 @@ from headrace.data.sets.image_views import evaluation_view
 from headrace.data.sets.objects import Labelled, PictureSamples, array_of, images_alone, is_picture, labelled, splits_of
 from headrace.data.sets.samples import FileSamples, Samples
 from headrace.data.sets.source import Source, memory_source
+from headrace.data.sets.stream import Stream
 from headrace.model.network import Network
 from headrace.run.network_summary import shape_text
 from headrace.run.prediction import read_sample
@@ -39,12 +40,13 @@ PICTURES = "pictures"  # the name of such a dataset
 
 @dataclass(frozen=True, kw_only=True)
 class GivenData:
-    """Data as it was given, in one of four forms."""
+    """Data as it was given, in one of five forms."""
 
     options: dict[str, Any] = field(default_factory=dict)  # that name a dataset
     arrays: tuple[Any, Any] | None = None  # images of one shape and their labels
     pictures: Labelled | None = None  # images to be decoded or resized
     dataset: DataSet | None = None
+    stream: Stream | None = None  # images that are read while a run trains
     held: Any = None  # the validation part, where the data has one
     class_names: tuple[str, ...] = ()  # where the data states them
 
@@ -54,6 +56,8 @@ def given_data(data: object, labels: object = None, known: Sequence[str] = ()) -
     known = () if tuple(known) == numbered_classes(len(known)) else known
     if isinstance(data, DataSet):
         return GivenData(dataset=data)
+    if isinstance(data, Stream):
+        return GivenData(stream=data)
     if labels is None and _is_pair(data):
         data, labels = data
     if labels is not None:
@@ -77,7 +81,19 @@ def given_data(data: object, labels: object = None, known: Sequence[str] = ()) -
             )
         return GivenData(options={"dataset_path": str(path)})
     train, held = splits_of(data) or (data, None)
+    if isinstance(train, Stream):
+        return GivenData(stream=train, held=held)
     return replace(_given(labelled(train, known=known)), held=held)
+
+
+def refuse_stream(given: GivenData, what: str) -> None:
+    """Refuse a stream where images are read more than once, or counted."""
+    if given.stream is not None:
+        raise ConfigError(
+            f"{what} is a Stream.",
+            rule="A stream is for training: it is not kept, and its labels are known only when it is read.",
+            remedy="Give items that can be read again: a list, an object with len(data) and data[i], or a folder.",
+        )
 
 
 def _is_pair(data: object) -> TypeGuard[Sequence[Any]]:
@@ -116,7 +132,9 @@ def picture_dataset(
     names = train.class_names or spec.class_names
     names = names or numbered_classes(spec.num_classes or int(train.labels.max()) + 1)
     if held is not None:
-        found = given_data(held, known=names).pictures
+        found = given_data(held, known=names)
+        refuse_stream(found, "validation_data")
+        found = found.pictures
         if found is None:
             raise ConfigError(
                 "The validation data are no pictures, those of training are.",
@@ -335,10 +353,14 @@ def validation_folder(data: object) -> dict[str, Any]:
 
 def image_pair(data: object, known: Sequence[str] = ()) -> tuple[Any, Any]:
     """Return validation data as (images, labels)."""
-    alone = isinstance(data, str | os.PathLike) or hasattr(data, "dtype")
-    if alone or (arrays := given_data(data, known=known).arrays) is None:
-        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels), as the training data is.")
-    return arrays
+    rule = "It is (images, labels), as the training data is."
+    if isinstance(data, str | os.PathLike) or hasattr(data, "dtype"):
+        raise ConfigError("validation_data is not a pair.", rule=rule)
+    found = given_data(data, known=known)
+    refuse_stream(found, "validation_data")
+    if found.arrays is None:
+        raise ConfigError("validation_data is not a pair.", rule=rule)
+    return found.arrays
 
 
 def validation_option(options: Mapping[str, object], has_data: bool) -> dict[str, Any]:

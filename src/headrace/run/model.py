@@ -38,6 +38,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.objects import Labelled
+from headrace.data.sets.workers import Workers
 from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import LossFunction
@@ -73,9 +74,11 @@ from headrace.run.given_data import (
     picture_options,
     picture_pixels,
     refuse_mismatch,
+    refuse_stream,
     validation_folder,
     validation_option,
 )
+from headrace.run.given_stream import array_stream, picture_stream, refuse_repeats, stream_options, streams_pictures
 from headrace.run.grad_cam import Explainer, Explanation
 from headrace.run.lr_find import FoundRates, find_learning_rate
 from headrace.run.model_inputs import (
@@ -275,6 +278,7 @@ class Model:
         design = design_run(resolved.config, custom, current_group().num_processes)
         # Before anything is written: images of another shape would otherwise fail inside the network.
         refuse_mismatch(self._network, self._spec.num_classes, design.info)
+        refuse_repeats(design.plan, custom.dataset)
         if resume is not None:
             overrides = {name: value for name, value in asked.items() if name not in self._not_for_resume(custom)}
             result = resume_run(local_text(resume, "resume", STORES), overrides, replace(custom, weights=None))
@@ -321,10 +325,14 @@ class Model:
     def _data_parts(
         self, data: object, labels: object, validation_data: object, options: dict[str, Any]
     ) -> tuple[Resolved, CustomParts]:
+        if isinstance(data, Workers):  # a thread waits for each of the processes
+            options = {"pipeline_num_parallel": data.num_processes, **options}
         given = given_data(data, labels, self._spec.class_names)
         if given.options:
             options = options | given.options | validation_folder(validation_data) | self._image_options(given)
             return self._resolve(options), CustomParts(network=self._code_network)
+        if given.stream is not None:
+            return self._stream_parts(given, validation_data, options)
         refuse_named_data(options, shapes=given.pictures is None)
         if given.dataset is not None:
             if validation_data is not None:
@@ -367,6 +375,24 @@ class Model:
         dataset = replace(dataset, info=replace(dataset.info, remarks=remarks))
         return resolved, CustomParts(network=self._code_network, dataset=dataset)
 
+    def _stream_parts(
+        self, given: GivenData, validation_data: object, options: dict[str, Any]
+    ) -> tuple[Resolved, CustomParts]:
+        stream, held = given.stream, given.held if validation_data is None else validation_data
+        assert stream is not None
+        first = stream.peek()
+        pictures = streams_pictures(first)
+        refuse_named_data(options, shapes=not pictures)
+        options = stream_options(options | validation_option(options, held is not None))
+        if pictures:
+            resolved = self._resolve(picture_options(options) | self._image_options(given))
+            dataset = picture_stream(stream, first, held, resolved.config, self._spec)
+        else:
+            resolved = self._resolve(options, by_code=True)
+            spec = replace(self._spec, image_dtype="", normalization="", channel_mean=(), channel_std=())
+            dataset = array_stream(stream, first, held, resolved.config.data, spec)
+        return resolved, CustomParts(network=self._code_network, dataset=dataset)
+
     @join_job()
     @speaks_python
     @tuned_interpreter()
@@ -389,6 +415,7 @@ class Model:
         """
         self._load_given_weights()
         given = given_data(data, labels, self._known_spec().class_names)
+        refuse_stream(given, "The data")
         by_path = "dataset_path" in given.options or given.pictures is not None
         asked = self._evaluation_options(by_path) | full_names(options, self._code_network is not None)
         if given.options:

@@ -93,6 +93,8 @@ class BlockReader:
         shape = (max(len(index), num_rows), *index.shape[1:])
         images = _new_memory((math.prod(shape), *hwc), self._dtype)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
+        if self._source.begin is not None:
+            self._source.begin(*seen_samples(flat, epochs, len(self._source)))
         if self._source.slow:  # few images at a time, so that the threads finish together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 

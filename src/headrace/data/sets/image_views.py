@@ -134,10 +134,7 @@ def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Sour
         whole = replace(evaluation, size=working, whole=True, seed=seed)
         train = working_source(images.train, whole, "train", bad, rule)
         return train, decoded_source(images.validation, evaluation, "validation", bad), bad
-    # Without random crops training sees what validation sees, but for the reduced decoding.
-    training, sent = replace(evaluation, crop=rule, seed=seed, reduced=True), sent_size(data, size)
-    if sent is not None:  # without random crops the whole shorter side is sent, and the device crops it
-        training = replace(training, size=sent, shorter_side=sent)
+    training = training_view(data, size, seed)
     train, validation = images.train, images.validation
     if data.dataset_cache in KEPT:
         budget, decoded = Budget(parse_bytes(data.dataset_host_budget)), data.dataset_cache == "decoded"
@@ -147,6 +144,17 @@ def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Sour
         )
     validated = decoded_source(validation, evaluation, "validation", bad)
     return decoded_source(train, training, "train", bad), validated, bad
+
+
+def training_view(data: Data, size: int, seed: int) -> ViewSpec:
+    """Return what training takes of an image that is decoded for each of its views."""
+    # Without random crops training sees what validation sees, but for the reduced decoding.
+    training = replace(
+        evaluation_view(data, size, data.num_channels), crop=crop_rule(data, size), seed=seed, reduced=True
+    )
+    sent = sent_size(data, size)
+    # Without random crops the whole shorter side is sent, and the device crops it.
+    return training if sent is None else replace(training, size=sent, shorter_side=sent)
 
 
 def evaluation_view(data: Data, size: int, channels: int) -> ViewSpec:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from headrace.core.units import format_bytes
 from headrace.data.decoding.image import BadImage, pillow_pixels, turn
 from headrace.data.sets.formats.csv import LABEL_NAMES, PATH_NAMES, SPLIT_NAMES, SPLITS
 from headrace.data.sets.samples import Content, read_all
+from headrace.data.sets.workers import Workers
 
 IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "webp", "pixel_values")
 LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
@@ -184,7 +186,7 @@ def labelled(data: object, labels: object = None, known: Sequence[str] = ()) -> 
     if _is_indexed(data):
         return _of_indexed(data, known)
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
-        items, names = _kept(data), _feature_names(data)
+        items, names = _kept(data), feature_names(data)
         labels = [item.label for item in items]
         return _numbered(lambda number: items[number].image, labels, names or known, bool(names))
     raise ConfigError(f"The data is a {type(data).__name__}.", rule=_RULE, remedy=EXAMPLE)
@@ -259,24 +261,33 @@ def _column_named(data: Any, names: Sequence[str]) -> Any:
 
 
 def _of_indexed(data: Any, known: Sequence[str]) -> Labelled:
-    if not len(data):
+    workers = data if isinstance(data, Workers) else None
+    inner = workers.data if workers is not None else data
+    if not len(inner):
         raise DataError("There are no images.")
-    names = _feature_names(data)
-    first = _item(data[0])
-    labels = _labels_beside(data, first)
+    names = feature_names(inner)
+    first = item_of(data[0])
+    labels = _labels_beside(inner, first)
     if labels is None:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="labels") as pool:
-            labels = list(pool.map(lambda number: _item(data[number]).label, range(len(data))))
-    stored = _undecoded(data)
+        # Worker processes send the labels alone.
+        label_of = partial(workers.label, _label_in) if workers is not None else lambda number: _label_in(inner[number])
+        num_threads = max(_THREADS, 2 * workers.num_processes if workers is not None else 0)
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="labels") as pool:
+            labels = list(pool.map(label_of, range(len(inner))))
+    stored = undecoded(inner) if workers is None else workers.over(undecoded(inner))
     return _numbered(
-        lambda number: _item(stored[number]).image,
+        lambda number: item_of(stored[number]).image,
         labels,
-        names or _class_attribute(data) or known,
-        bool(names or _class_attribute(data)),
+        names or _class_attribute(inner) or known,
+        bool(names or _class_attribute(inner)),
     )
 
 
-def _undecoded(data: Any) -> Any:
+def _label_in(item: Any) -> Any:
+    return item_of(item).label
+
+
+def undecoded(data: Any) -> Any:
     """Return a dataset of Hugging Face that gives encoded bytes, which our decoder takes; other data as it is."""
     kinds = getattr(sys.modules.get("datasets"), "Image", None)
     features = getattr(data, "features", None)
@@ -289,7 +300,7 @@ def _undecoded(data: Any) -> Any:
     return data
 
 
-def _feature_names(data: object) -> tuple[str, ...]:
+def feature_names(data: object) -> tuple[str, ...]:
     """Return the class names that a dataset of Hugging Face states."""
     features = getattr(data, "features", None)
     if not isinstance(features, Mapping):
@@ -319,7 +330,9 @@ def _labels_beside(data: Any, first: Item) -> list[Any] | None:
         if found is None or not hasattr(found, "__len__") or len(found) != len(data):
             continue
         values = _labels_of(found)
-        if _plain(values[0]) == _plain(first.label) and _plain(values[-1]) == _plain(_item(data[len(data) - 1]).label):
+        if _plain(values[0]) == _plain(first.label) and _plain(values[-1]) == _plain(
+            item_of(data[len(data) - 1]).label
+        ):
             return values
     return None
 
@@ -327,8 +340,8 @@ def _labels_beside(data: Any, first: Item) -> list[Any] | None:
 def _kept(data: Iterable[Any]) -> list[Item]:
     """Return the items of an iterable, kept in memory: encoded where they are, else as pixels."""
     items, num_bytes = [], 0
-    for given in chain(_undecoded(data)):
-        item = _item(given)
+    for given in chain(undecoded(data)):
+        item = item_of(given)
         size = _num_bytes(item.image)
         num_bytes += size
         if num_bytes > KEPT_BYTES:
@@ -353,7 +366,7 @@ def _num_bytes(image: Any) -> int:
     return int(getattr(image, "nbytes", 0)) or (len(image) if isinstance(image, bytes | bytearray) else 0)
 
 
-def _item(item: Any) -> Item:
+def item_of(item: Any) -> Item:
     """Return the image and the label of an item."""
     if isinstance(item, Mapping):
         image, label = (next((name for name in keys if name in item), None) for keys in (IMAGE_KEYS, LABEL_KEYS))

@@ -26,6 +26,8 @@ class Source:
     num_distinct: int  # how many different images there are
     read_into: ReadInto  # write the images of samples into memory of `dtype`; safe to call from several threads
     dtype: np.dtype = _BYTES
+    # Of a stream: told which samples of which epochs a block is about to read, before threads read them in any order.
+    begin: Callable[[np.ndarray, np.ndarray], None] | None = None
     slow: bool = False  # reading an image takes long: a few at a time, by many threads
     name: Callable[[int], str] | None = None  # where a sample is stored
     samples: "Samples | None" = None  # the encoded images, where these are decoded
