@@ -17,7 +17,8 @@ from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.block_reader import SlowlyFetched
 from headrace.data.sets import mirror as mirrors
-from headrace.data.sets.mirror import Mirror, mirror_of
+from headrace.data.sets.mirror import Mirror, listed, mirror_of
+from headrace.data.sets.stored_folders import Names
 from headrace.data.sets.tf_example import write_example
 from headrace.data.sets.tfrecord_file import write_records
 from tests.core.s3_server import S3Server, running
@@ -108,12 +109,26 @@ def assert_same(found: DataSet, wanted: DataSet) -> None:
         np.testing.assert_array_equal(ours.read(everything, 1), theirs.read(everything, 1))
 
 
+def write_folders(folder: Path) -> None:
+    write_classes(folder, {"ant": 12, "bee": 12, "cow": 9})
+    (folder / "ant/deep").mkdir()
+    (folder / "ant/deep/x.jpg").write_bytes(image(99))
+    (folder / "bee/notes.txt").write_text("no image")
+
+
+def write_split_folders(folder: Path) -> None:
+    write_classes(folder / "train", {"ant": 12, "bee": 12})
+    write_classes(folder / "val", {"ant": 3, "bee": 4}, first_seed=50)
+
+
 WRITERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "tar": (write_tars, ""),
     "tfrecord": (write_tfrecords, ""),
     "packed": (write_packed, "/set.hrp"),
     "npz": (write_arrays, "/set.npz"),
     "parquet": (write_parquet, ""),
+    "folder": (write_folders, ""),
+    "folder-split": (write_split_folders, ""),
 }
 
 
@@ -126,7 +141,7 @@ def test_the_same_samples_as_on_the_disk(server: S3Server, tmp_path: Path, kind:
     options = {} if budget == "200GiB" else {"dataset_disk_budget": budget}
     found = opened(f"s3://data/set{name}", **options)
     assert_same(found, opened(str(tmp_path / "set") + name))
-    assert found.info.name == kind
+    assert found.info.name == kind.partition("-")[0]
     assert "s3://data/set" in found.info.place
     if budget == "200GiB":  # all of it is here now
         before = server.count("GET")
@@ -145,6 +160,34 @@ def test_every_fifth_request_fails(server: S3Server, tmp_path: Path, fault: str)
     found = opened("s3://data/set", dataset_disk_budget="150KB")
     assert_same(found, opened(str(tmp_path / "set")))
     assert server.count("GET", fault) > 2
+
+
+def test_class_folders_are_listed_once(server: S3Server, tmp_path: Path) -> None:
+    from headrace.data.sets.stored_place import stand_in
+
+    write_split_folders(tmp_path / "set")
+    serve(server, tmp_path / "set")
+    opened("s3://data/set")
+    stand_in.cache_clear()
+    before = len(server.requests)
+    found = opened("s3://data/set")
+    lists = [path for method, path, _ in server.requests[before:] if method == "GET" and path == "data"]
+    assert len(lists) <= 3  # what is directly there, and no class
+    index = next((tmp_path / "cache/headrace/indices").glob("folders-*"))
+    assert str(index) in found.info.place
+    (index / "labels.npy").write_bytes(b"damaged")
+    stand_in.cache_clear()
+    assert_same(opened("s3://data/set"), opened(str(tmp_path / "set")))
+
+
+def test_names_are_texts_that_take_no_memory() -> None:
+    words = [f"train/n{number:08d}/ä{number}.jpg" for number in range(200_000)]
+    lengths = [len(word.encode()) for word in words]
+    names = Names(np.frombuffer("".join(words).encode(), np.uint8), np.cumsum(lengths))
+    assert names[0] == words[0]
+    assert names[-1] == words[-1]
+    assert names[70_000:70_003] == words[70_000:70_003]
+    assert list(names) == words
 
 
 def test_what_is_wanted_next_is_fetched_before(server: S3Server, tmp_path: Path) -> None:
@@ -185,10 +228,10 @@ def test_a_killed_process_leaves_what_it_has_fetched(server: S3Server, tmp_path:
     entry = stores.open_store("s3://data/set").entry("set.hrp")
     assert entry is not None
     content = server.buckets["data"]["set/set.hrp"]
-    first = Mirror(stores.open_store("s3://data/set"), [entry], 1 << 30)
+    first = Mirror(stores.open_store("s3://data/set"), listed([entry]), 1 << 30)
     number = np.array([0])
     assert first.fetch(number, number, number + 1000)[0]
-    second = Mirror(stores.open_store("s3://data/set"), [entry], 1 << 30)
+    second = Mirror(stores.open_store("s3://data/set"), listed([entry]), 1 << 30)
     before = server.count("GET")
     assert second.read(0, 10, 900) == content[10:910]
     assert server.count("GET") == before
@@ -202,7 +245,7 @@ def test_sets_that_nobody_uses_make_room(server: S3Server, tmp_path: Path) -> No
     homes = []
     for name in ("a", "b"):
         store = stores.open_store(f"s3://data/{name}")
-        mirror = Mirror(store, store.listing()[1], 4 << 20)
+        mirror = Mirror(store, listed(store.listing()[1]), 4 << 20)
         assert mirror.fetch(np.array([0]), np.array([0]), np.array([3 << 20]))[0]
         homes.append(mirror.folder.parent)
         assert homes[0].is_dir() == (name == "a")
@@ -215,7 +258,7 @@ def test_sets_that_nobody_uses_make_room(server: S3Server, tmp_path: Path) -> No
     [
         ("s3://nothing/set", "s3://nothing/set does not exist"),
         ("s3://data/none", "s3://data/none does not exist"),
-        ("s3://data/only", "has no files, only the folders deep"),
+        ("s3://data/only", "has no class folders with images"),
     ],
 )
 def test_a_wrong_place_is_refused_before_anything_starts(

@@ -391,6 +391,17 @@ DATA_RULES = (
         "The budget is for image files kept in the host's memory.",
         "Add --dataset-cache raw or decoded, or --decode-once on, or leave the budget out.",
     ),
+    *(
+        Rule(
+            broken=lambda facts, name=name: (
+                getattr(facts.config.data, name) is not None and is_address(facts.config.data.dataset_path)
+            ),
+            problem=lambda facts, name=name: f"{facts.describe(name)}, and {facts.describe('dataset_path')}.",
+            rule="Images in a store are shards, tables, packed files, or class folders with folders train and val.",
+            remedy=f"Leave --{name.replace('_', '-')} out, or copy the images to this machine.",
+        )
+        for name in ("labels", "validation_path", "label_pattern")
+    ),
     conflict(
         "dataset_disk_budget",
         "dataset_path",

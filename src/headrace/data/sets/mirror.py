@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,22 +31,54 @@ from headrace.core.store import Entry, Store, StoreError
 # Where all of a set fits, a request brings what later samples will want as well. Where it does not, little more than
 # what is wanted: the rest would be fetched again.
 _LARGE_PIECE, _SMALL_PIECE = 1 << 20, 1 << 15
+_WHOLE_PIECE = 1 << 26  # of files that are images
 _MOST_REQUEST = 8 << 20  # of neighbouring pieces in one request
 _MOST_HELD = 256 << 20  # bytes that were fetched ahead and are not kept
 _AHEAD_THREADS, _AHEAD_SAMPLES = 4, 32
 _FREE_SHARE = 0.9  # of the disk's free space that may be used
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Listed:
+    """The files of a place in a store."""
+
+    names: Sequence[str]
+    sizes: np.ndarray  # int64
+    digest: str  # of all that is known of them
+    # What changes with a file's content. Empty for files that are images themselves: they are brought whole, and there
+    # are too many to make stand-ins of.
+    marks: Sequence[str] = ()
+
+    @property
+    def are_images(self) -> bool:
+        return not self.marks
+
+
+def listed(entries: Sequence[Entry]) -> Listed:
+    """Return a few files as they were listed."""
+    return Listed(
+        names=[entry.name for entry in entries],
+        sizes=np.array([entry.size for entry in entries], np.int64),
+        digest=hashlib.sha256(json.dumps(list(entries)).encode()).hexdigest(),
+        marks=[entry.mark for entry in entries],
+    )
+
+
+def home_of(store: Store, digest: str) -> Path:
+    """Return the folder of the cache for files of a place."""
+    name = "-".join(filter(None, store.address.partition("://")[2].split("/")[:4]))[:80]
+    key = hashlib.sha256(f"{store.address} {digest}".encode()).hexdigest()[:12]
+    return cache_directory() / "stores" / f"{name}-{key}"
+
+
 class Mirror:
     """The files of a place in a store, as stand-ins in a folder of this machine. Safe to use from several threads."""
 
-    def __init__(self, store: Store, entries: Sequence[Entry], most_bytes: int) -> None:
-        self.store, self.entries = store, tuple(entries)
-        key = json.dumps([store.address, *entries]).encode()
-        name = "-".join(filter(None, store.address.partition("://")[2].split("/")[:4]))[:80]
-        self._home = cache_directory() / "stores" / f"{name}-{hashlib.sha256(key).hexdigest()[:12]}"
+    def __init__(self, store: Store, files: Listed, most_bytes: int) -> None:
+        self.store, self.files = store, files
+        self._home = home_of(store, files.digest)
         self.folder = self._home / "files"
-        sizes = np.array([entry.size for entry in entries], np.int64)
+        self._sizes = sizes = files.sizes
         self._lock, self._arrived = threading.Lock(), threading.Condition()
         self._coming: set[int] = set()
         self._written: set[int] = set()
@@ -60,12 +93,13 @@ class Mirror:
                 f"{store.address} cannot be kept in {self._home}: {error.strerror or error}.",
                 remedy="Free some space, or name another cache directory: XDG_CACHE_HOME.",
             ) from None
-        self._piece = _LARGE_PIECE if sizes.sum() <= self.most_bytes else _SMALL_PIECE
-        self._sizes = sizes
+        small = _LARGE_PIECE if sizes.sum() <= self.most_bytes else _SMALL_PIECE
+        self._piece = _WHOLE_PIECE if files.are_images else small
         self._first = np.concatenate([[0], np.cumsum(-(-sizes // self._piece))])  # numbers of the first pieces
-        self._numbers = {str(self.folder / entry.name): number for number, entry in enumerate(entries)}
+        names = () if files.are_images else files.names
+        self._numbers = {str(self.folder / name): number for number, name in enumerate(names)}
         self._there = self._open_flags()
-        self._left = self.most_bytes // self._piece - int(np.count_nonzero(self._there))
+        self._left = self.most_bytes - int(self._costs(np.flatnonzero(self._there)).sum())
 
     def _prepare(self, total: int, most_bytes: int) -> None:
         """Make the stand-ins that are not there, after others have made room."""
@@ -73,19 +107,19 @@ class Mirror:
         self._using = (self._home / ".using").open("a")
         with suppress(OSError):
             fcntl.flock(self._using, fcntl.LOCK_SH)
-        os.utime(self._home / ".using")
         remove_unused(most_bytes - total, self._home)
-        free = int(shutil.disk_usage(self._home).free * _FREE_SHARE) + _used_bytes(self.folder)
+        free = int(shutil.disk_usage(self._home).free * _FREE_SHARE) + _claimed(self._home)
         self.most_bytes = max(0, min(most_bytes, free))
-        for entry in self.entries:
-            path = path_inside(self.folder, entry.name)
-            if path.is_file() and path.stat().st_size == entry.size:
+        (self._home / ".using").write_text(str(min(total, self.most_bytes)))
+        for name, size, mark in zip(self.files.names, self._sizes.tolist(), self.files.marks, strict=False):
+            path = path_inside(self.folder, name)
+            if path.is_file() and path.stat().st_size == size:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
-                file.truncate(entry.size)
+                file.truncate(size)
             # Indices are kept by names, sizes and times: what has changed in the store has another time here.
-            changed = int(hashlib.sha256(entry.mark.encode()).hexdigest()[:8], 16) >> 1
+            changed = int(hashlib.sha256(mark.encode()).hexdigest()[:8], 16) >> 1
             os.utime(path, (changed, changed))
 
     def _open_flags(self) -> np.ndarray:
@@ -108,7 +142,7 @@ class Mirror:
         with suppress(OSError):
             there = self._there.tobytes()
             for number in sorted(self._written):
-                with (self.folder / self.entries[number].name).open("rb") as file:
+                with (self.folder / self.files.names[number]).open("rb") as file:
                     os.fsync(file.fileno())
             if self._written:
                 write_atomic(self._synced, there)
@@ -124,19 +158,20 @@ class Mirror:
 
         What is `needed` is brought though it be too much.
         """
-        first = self._first[numbers] + offsets // self._piece
-        last = self._first[numbers] + np.maximum(offsets, offsets + lengths - 1) // self._piece
+        end = np.maximum(self._first[numbers + 1] - 1, self._first[numbers])  # nothing is behind a file's last byte
+        first = np.minimum(self._first[numbers] + offsets // self._piece, end)
+        last = np.minimum(self._first[numbers] + np.maximum(offsets, offsets + lengths - 1) // self._piece, end)
         while True:
             absent = self._absent(first, last)
             if not len(absent):
                 return np.ones(len(first), bool)
             with self._arrived:
-                most = None if needed else max(0, self._left)
-                mine = [piece for piece in absent.tolist() if piece not in self._coming][:most]
-                if not mine and (most == 0 or not self._coming.intersection(absent.tolist())):
+                free = [piece for piece in absent.tolist() if piece not in self._coming]
+                mine = free if needed else self._affordable(free)
+                if not mine and (free or not self._coming.intersection(absent.tolist())):
                     return self._whole(first, last)
                 self._coming.update(mine)
-                self._left -= len(mine)
+                self._left -= int(self._costs(np.array(mine, np.int64)).sum())
                 if not mine:
                     self._arrived.wait(1.0)
                     continue
@@ -145,8 +180,18 @@ class Mirror:
             finally:
                 with self._arrived:
                     self._coming.difference_update(mine)
-                    self._left += sum(not self._there[piece] for piece in mine)
+                    failed = [piece for piece in mine if not self._there[piece]]
+                    self._left += int(self._costs(np.array(failed, np.int64)).sum())
                     self._arrived.notify_all()
+
+    def _costs(self, pieces: np.ndarray) -> np.ndarray:
+        """Return the bytes that pieces take."""
+        number = np.searchsorted(self._first, pieces, "right") - 1
+        return np.minimum(self._piece, self._sizes[number] - (pieces - self._first[number]) * self._piece)
+
+    def _affordable(self, pieces: list[int]) -> list[int]:
+        costs = self._costs(np.array(pieces, np.int64))
+        return pieces[: int(np.searchsorted(np.cumsum(costs), self._left, "right"))]
 
     def _absent(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         counts = last - first + 1
@@ -181,8 +226,11 @@ class Mirror:
         return number, begin, min(begin + len(run) * self._piece, int(self._sizes[number]))
 
     def _write(self, number: int, begin: int, data: bytes) -> None:
+        path = path_inside(self.folder, self.files.names[number])
         try:
-            handle = os.open(self.folder / self.entries[number].name, os.O_WRONLY)
+            if self.files.are_images:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
                 os.pwrite(handle, data, begin)
                 self._written.add(number)
@@ -197,7 +245,7 @@ class Mirror:
     def _read(self, places: Sequence[tuple[int, int, int]]) -> list[bytes]:
         began = time.perf_counter()
         try:
-            return self.store.read_ranges([(self.entries[number].name, begin, end) for number, begin, end in places])
+            return self.store.read_ranges([(self.files.names[number], begin, end) for number, begin, end in places])
         except StoreError as error:
             raise DataError(error.problem, rule=error.rule, remedy=error.remedy) from None
         finally:
@@ -209,7 +257,7 @@ class Mirror:
         """Return a part of a file, kept or not."""
         one = np.array([number]), np.array([offset]), np.array([length])
         if self.fetch(*one)[0]:
-            with (self.folder / self.entries[number].name).open("rb") as file:
+            with self.path(number).open("rb") as file:
                 return os.pread(file.fileno(), length, offset)
         with self._lock:
             data = self._held.pop((number, offset), None)
@@ -240,15 +288,21 @@ class Mirror:
     @contextmanager
     def whole(self, number: int) -> Iterator[Path]:
         """Yield a path at which all of a file is; one that is not kept is deleted afterwards."""
-        entry = self.entries[number]
-        size = np.array([entry.size])
-        if not entry.size or self.fetch(np.array([number]), size * 0, size)[0]:
-            yield self.folder / entry.name
+        size = self._sizes[number : number + 1]
+        if not size[0] or self.fetch(np.array([number]), size * 0, size)[0]:
+            yield self.path(number)
             return
         with tempfile.TemporaryDirectory(prefix="whole-", dir=self._home) as folder:
-            target = Path(folder) / Path(entry.name).name
-            self.store.fetch(entry.name, target, entry.size)
+            target = Path(folder) / self.path(number).name
+            self.store.fetch(self.files.names[number], target, int(size[0]))
             yield target
+
+    def path(self, number: int) -> Path:
+        """Return where a file stands, or will."""
+        return self.folder / self.files.names[number]
+
+    def size(self, number: int) -> int:
+        return int(self._sizes[number])
 
     @property
     def kept_share(self) -> float:
@@ -297,7 +351,7 @@ class _Ranges(io.RawIOBase):
 
     def __init__(self, mirror: Mirror, number: int) -> None:
         self._mirror, self._number, self._at = mirror, number, 0
-        self._size = mirror.entries[number].size
+        self._size = mirror.size(number)
 
     def readable(self) -> bool:
         return True
@@ -326,7 +380,7 @@ def remove_unused(most_bytes: int, but: Path) -> None:
     for home in but.parent.iterdir():
         with suppress(OSError):
             if home != but:
-                homes.append(((home / ".using").stat().st_mtime, _used_bytes(home), home))
+                homes.append(((home / ".using").stat().st_mtime, _claimed(home), home))
     total = sum(size for _, size, _ in homes)
     for _, size, home in sorted(homes):
         if total <= max(0, most_bytes):
@@ -337,13 +391,12 @@ def remove_unused(most_bytes: int, but: Path) -> None:
             total -= size
 
 
-def _used_bytes(folder: Path) -> int:
-    """Return how much of the disk a folder takes, without what is missing in sparse files."""
-    return sum(
-        os.stat(os.path.join(here, name)).st_blocks * 512  # noqa: PTH116, PTH118 (many)
-        for here, _, names in os.walk(folder)
-        for name in names
-    )
+def _claimed(home: Path) -> int:
+    """Return how much of the disk a set may take. Counting a million files would take seconds."""
+    try:
+        return int((home / ".using").read_text() or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _boot() -> str:

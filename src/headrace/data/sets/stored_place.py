@@ -9,7 +9,8 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.core.store import Entry, Store, StoreError, open_store
 from headrace.core.units import format_bytes
-from headrace.data.sets.mirror import Mirror, add_mirror
+from headrace.data.sets.mirror import Mirror, add_mirror, listed, mirror_of
+from headrace.data.sets.stored_folders import Index, listed_images, read_index
 from headrace.data.sets.tfrecords import SHARD, TFDS_SHARD
 
 _RANGED = ("*.tar", "*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.parquet", "*.hrp")
@@ -29,11 +30,30 @@ def stand_in(address: str, most_bytes: int) -> Path:
         folders, files = store.listing()
         if "data" in folders and not any(_is_ranged(entry) for entry in files):  # as the Hugging Face hub has tables
             files += [entry._replace(name=f"data/{entry.name}") for entry in store.below("data").listing()[1]]
+        if not any(_is_ranged(entry) for entry in files):
+            if folders:
+                return _class_folders(store, folders, most_bytes)
+            _refuse_large(store, files)
     except StoreError as error:
         raise DataError(error.problem, rule=error.rule, remedy=error.remedy) from None
-    if not any(_is_ranged(entry) for entry in files):
-        _refuse_other(store, folders, files)
     return _mirrored(store, files, most_bytes)
+
+
+_opened: dict[str, Index] = {}  # by the folder of the stand-ins
+
+
+def _class_folders(store: Store, folders: list[str], most_bytes: int) -> Path:
+    index = read_index(store, folders)
+    mirror = Mirror(store, listed_images(index), most_bytes)
+    add_mirror(mirror)
+    _opened[str(mirror.folder)] = index
+    return mirror.folder
+
+
+def stored_folders(path: Path) -> tuple[Mirror, Index] | None:
+    """Return the index of class folders in a store whose stand-in is at a path."""
+    mirror, index = mirror_of(path), _opened.get(str(path))
+    return (mirror, index) if mirror and index else None
 
 
 def _is_ranged(entry: Entry) -> bool:
@@ -46,7 +66,7 @@ def _is_ranged(entry: Entry) -> bool:
 
 
 def _mirrored(store: Store, entries: list[Entry], most_bytes: int) -> Path:
-    mirror = Mirror(store, entries, most_bytes)
+    mirror = Mirror(store, listed(entries), most_bytes)
     add_mirror(mirror)
     # Names of classes and the like, and sets that are read as a whole: needed, whatever the budget says.
     whole = [number for number, entry in enumerate(entries) if entry.size and not _is_ranged(entry)]
@@ -55,7 +75,7 @@ def _mirrored(store: Store, entries: list[Entry], most_bytes: int) -> Path:
     return mirror.folder
 
 
-def _refuse_other(store: Store, folders: list[str], files: list[Entry]) -> None:
+def _refuse_large(store: Store, files: list[Entry]) -> None:
     """Refuse what is neither shards nor a small set of files."""
     total = sum(entry.size for entry in files)
     if total > _MOST_WHOLE:
@@ -63,9 +83,4 @@ def _refuse_other(store: Store, folders: list[str], files: list[Entry]) -> None:
             f"{store.address} has {len(files):,} files of {format_bytes(total)}, none of them a shard.",
             rule="Read by ranges are tar shards, TFRecords, parquet and packed files.",
             remedy="Pack the set into one of these: headrace data pack.",
-        )
-    if not files:
-        raise DataError(
-            f"{store.address} has no files, only the folders {', '.join(folders[:5])}.",
-            remedy="Give the address of the folder with the files.",
         )

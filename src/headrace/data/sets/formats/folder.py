@@ -23,6 +23,8 @@ from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.samples import FileSamples
+from headrace.data.sets.stored_folders import open_folders
+from headrace.data.sets.stored_place import stored_folders
 
 TRAIN_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "validation", "valid", "test")
@@ -76,6 +78,8 @@ def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 
 def fits(root: Path) -> bool:
     """Say whether a folder, or its training folder, has folders with images in them."""
+    if stored_folders(root):
+        return True
     top = split_folder(root, TRAIN_NAMES) or split_folder(root, VALIDATION_NAMES) or root
     try:
         # The first image is enough: a million files need not be listed to recognise the kind.
@@ -368,5 +372,7 @@ def _is_text(name: str) -> bool:
 
 def open_set(path: Path, data: Data) -> ImageSet:
     """List the images of both splits."""
+    if stored := stored_folders(path):
+        return open_folders(*stored, data.validation_split)
     elsewhere = Path(data.validation_path).expanduser() if data.validation_path else None
     return read_folders(path, data.validation_split, elsewhere, data.label_pattern).image_set("folder", path)
