@@ -224,7 +224,7 @@ def test_no_rate_is_too_high_where_a_thread_notices_ends_late(quick, monkeypatch
 
     def wake_late(arrays: Any) -> Any:
         done = block(arrays)
-        if threading.current_thread().name.startswith("watch-calls") and next(late):
+        if threading.current_thread().name.startswith("read-calls") and next(late):
             time.sleep(1.5 * pause)
         return done
 

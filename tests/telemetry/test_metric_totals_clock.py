@@ -201,7 +201,7 @@ def test_an_end_that_is_noticed_late_bounds_the_next_call(both: bool) -> None:
             ended = watcher.watch(has_ended, lambda launch=launch, late=late: launch.wait(late))
             watched.append((begun, ended, launch))
         for launched, ended, launch in watched:
-            moment = ended.result()
+            moment = ended.end()
             assert moment.earliest <= launch.end + 0.01
             assert moment.latest >= launch.end
             rates.append(1 / clock.call(launched, moment).longest)
@@ -216,7 +216,7 @@ def test_an_error_of_a_launch_is_raised_for_who_asks_when_it_ended() -> None:
         raise FloatingPointError
 
     with closing(EndWatcher()) as watcher, pytest.raises(FloatingPointError):
-        watcher.watch(lambda: False, fail).result()
+        watcher.watch(lambda: False, fail).end()
 
 
 def test_two_ends_noticed_together_are_not_work_done_in_no_time() -> None:

@@ -293,6 +293,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts, run_
             if to_validate:  # nothing to train, or killed between a checkpoint and the end of its validation
                 recorder.validated(step, validator, recorder.start_validation(validator, state))
 
+        threads.shutdown(wait=False)  # they end with what they compile
         if prepared.adopted is not None and not config.run.training and config.checkpoint.checkpoints:
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if not feed or not compiling:
@@ -422,16 +423,17 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     refuse_streaming(design.plan, design.callbacks(), streams=config.batch.stream_results)
     devices = partial(start_run_devices, config.run, design.plan.num_devices, group.num_processes)
     drawn = partial(design.network.init, config.run.seed)
-    starter = ThreadPoolExecutor(3, thread_name_prefix="start")
+    starter = ThreadPoolExecutor(2, thread_name_prefix="start")
     if group.is_alone:
         # A GPU takes seconds to start, and opening a dataset may. Several processes start together: one that refuses
         # its dataset must not leave the others waiting there.
         starting = starter.submit(devices)
         devices = starting.result
-        starter.submit(lambda: warm_up(starting.result()))
     # Not of a network given by code, whose functions may use JAX: its devices could then no longer be chosen.
     if config.weights.weights is None and custom.weights is None and custom.network is None:
         drawn = starter.submit(drawn).result
+    if group.is_alone:
+        starter.submit(lambda: warm_up(devices()))
     starter.shutdown(wait=False)
     if config.data.verify_dataset and not custom.dataset:
         group.on_first_process(lambda: refuse_problems(config.data))

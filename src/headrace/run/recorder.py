@@ -45,7 +45,7 @@ from headrace.run.time_budget import TimeBudget, seconds_of_validation
 from headrace.run.training import Compiled
 from headrace.run.validator import Started, Validator
 from headrace.telemetry.bottleneck import Measured, verdict
-from headrace.telemetry.clock import DeviceClock, EndWatcher, Moment, Timeline, first_at_target
+from headrace.telemetry.clock import DeviceClock, EndWatcher, Timeline, Watched, first_at_target
 from headrace.telemetry.curve_points import CurvePoints
 from headrace.telemetry.metric_totals import NOTHING_UNLOGGED, HostMetrics, MetricTotals, Unlogged
 from headrace.telemetry.model_verdict import Losses, model_verdict
@@ -65,7 +65,7 @@ class Evaluating:
     """A validation that the devices are working on, and when they were done with each of its launches."""
 
     started: Started
-    ended: list[Future[Moment]]
+    ended: list[Watched]
     compiling: tuple[float, float]  # from when to when its programs were waited for
 
 
@@ -77,7 +77,7 @@ class InFlight:
     rows: range  # of its block, which the call ran
     metrics: Metrics  # arrays with a row for each of the block's
     launched: float  # when, on the performance counter
-    ended: Future[Moment]  # when the devices were done with it
+    ended: Watched  # when the devices were done with it
     copy: State | None  # the state after the call, for a checkpoint
     evaluation: Future[Evaluating] | None  # set once the validation due after the call has been launched
 
@@ -183,8 +183,8 @@ class RunRecorder:
         """Return a sentence for who started the run: a command, or code."""
         return in_python(text) if self._design.custom.speaks_python else text
 
-    def when_ready(self, launched: object) -> Future[Moment]:
-        """Return the time when the devices will be done with arrays; to be asked for in the order of launches."""
+    def when_ready(self, launched: object) -> Watched:
+        """Watch when the devices will be done with arrays; to be asked for in the order of launches."""
         leaves = jax.tree.leaves(launched)
         return self._watcher.watch(
             lambda: all(leaf.is_ready() for leaf in leaves), lambda: jax.block_until_ready(leaves)
@@ -192,7 +192,7 @@ class RunRecorder:
 
     def read_call(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
-        took = self._device_clock.call(call.launched, call.ended.result())
+        took = self._device_clock.call(call.launched, call.ended.end())
         self.moved()
         found = jax.device_get(call.metrics)
         histograms = found.pop(HISTOGRAMS, {})
@@ -550,8 +550,8 @@ class RunRecorder:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
         started = evaluating.started
         moments = []
-        for future in evaluating.ended:
-            moments.append(future.result())
+        for watched in evaluating.ended:
+            moments.append(watched.end())
             self.moved()
         launches = [(launched, ended) for (launched, _), ended in zip(started.launches, moments, strict=True)]
         held = self._device_clock.validation(started.requested, launches)

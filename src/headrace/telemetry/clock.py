@@ -128,36 +128,49 @@ class Moment(NamedTuple):
     latest: float
 
 
-class EndWatcher:
-    """Two threads that find out when the devices are done with launches, which are given in their order.
+class Watched:
+    """A launch that is watched by another thread as well; `wait` returns when it is over."""
 
-    One waits and is woken by the end, at once unless the host is busy. The other looks from time to time: the last time
-    that a launch had not ended is a bound that holds however late both of them notice.
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self._wait = wait
+        self.woken: Future[float] = Future()
+        self.found: Future[Moment] = Future()
+
+    def end(self) -> Moment:
+        """Wait until the devices are done; return when that was. For one thread, in the order of launches."""
+        if not self.found.done() and not self.woken.done():
+            try:
+                self._wait()
+            except BaseException as error:
+                self.woken.set_exception(error)
+            else:
+                self.woken.set_result(time.perf_counter())
+        return self.found.result()
+
+
+class EndWatcher:
+    """Finds out when the devices are done with launches, which are given in their order.
+
+    Who asks for an end waits for it, and is woken at once unless the host is busy. Since it may ask late, having
+    written what the launch before gave, a thread of this looks from time to time: the last time that a launch had not
+    ended is a bound that holds however late both of them notice.
     """
 
     def __init__(self) -> None:
-        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="look-at-calls")
 
-    def watch(self, has_ended: Callable[[], bool], wait: Callable[[], object]) -> Future[Moment]:
-        """Return the end of a launch: `has_ended` says whether it is over, `wait` returns then."""
-        asked = time.perf_counter()
+    def watch(self, has_ended: Callable[[], bool], wait: Callable[[], object]) -> Watched:
+        """Watch a launch: `has_ended` says whether it is over, `wait` returns then."""
+        asked, watched = time.perf_counter(), Watched(wait)
         if has_ended():  # a CPU may run small programs before a launch returns
-            ended: Future[Moment] = Future()
-            ended.set_result(Moment(asked, asked))
-            return ended
-        woken = self._waiting.submit(_when_over, wait)
-        return self._looking.submit(_look_until_over, asked, has_ended, woken)
+            watched.found.set_result(Moment(asked, asked))
+        else:
+            watched.found = self._looking.submit(_look_until_over, asked, has_ended, watched.woken)
+        return watched
 
     def close(self) -> None:
-        """End the threads, after what they still wait for."""
-        self._waiting.shutdown()
+        """End the thread, after what it still looks at."""
         self._looking.shutdown()
-
-
-def _when_over(wait: Callable[[], object]) -> float:
-    wait()
-    return time.perf_counter()
 
 
 # The seconds between two looks, as a share of those since the first, and their limits: some 60 looks at a call of a

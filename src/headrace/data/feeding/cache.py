@@ -87,10 +87,12 @@ class Resident:
             lambda resident: resident,
             num_blocks=1,
             kept=Kept(on_device=True),
+            apart=False,
         )
         if only_described:
             return
         self._prefetcher.prefetch()
+        self._prefetcher.finish()
         if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
             self.wait()
 

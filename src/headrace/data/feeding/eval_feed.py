@@ -137,6 +137,7 @@ class EvalFeed(SplitFeed):
             self._send,
             num_blocks=self.num_blocks,
             kept=Kept(in_host, on_device),
+            apart=self._reader is not None,
         )
         self._ahead = False  # whether blocks are prepared before the next iteration begins
 

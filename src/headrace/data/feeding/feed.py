@@ -125,7 +125,9 @@ class TrainFeed(_PreparedFeed):
         self.stats = FeedStats()  # what feeding cost so far
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._to_read = self._spans()
-        self._prefetcher = Prefetcher(self._read, options.prefetch_depth, self.stats, self._send)
+        # Indices alone take no time to read.
+        apart = self._reader is not None
+        self._prefetcher = Prefetcher(self._read, options.prefetch_depth, self.stats, self._send, apart=apart)
         if not described:
             self._prefetcher.prefetch()
 

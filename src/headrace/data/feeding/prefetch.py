@@ -88,6 +88,7 @@ class Prefetcher(Generic[Block]):
     """The blocks `send(read(number))` for 0, 1, ... in order, at most `depth` ahead of the one in use.
 
     With `num_blocks` that many can be taken again and again, each by its number; blocks that are `kept` are made once.
+    Blocks are read and sent by two threads, unless they are not to be `apart`.
     Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
@@ -100,14 +101,15 @@ class Prefetcher(Generic[Block]):
         *,
         num_blocks: int | None = None,
         kept: Kept | None = None,
+        apart: bool = True,
     ) -> None:
         self._read_block, self._send_block, self._depth = read, send, depth
         self._end, self._kept = num_blocks, kept or Kept()
         # One thread: blocks are read in order, each with all reading threads, and the first is ready as early as can
         # be. Another sends them: reading goes on meanwhile, also while a program is compiled that has the devices to
-        # itself.
+        # itself. Where reading is nothing, one does both.
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._senders = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
+        self._senders = ThreadPoolExecutor(1, thread_name_prefix="feed-send") if apart else self._readers
         # By number: what is in host memory and on the devices, some of it still being read or sent.
         self._read: dict[int, Future[Any]] = {}
         self._sent: dict[int, Future[Block]] = {}
@@ -165,6 +167,11 @@ class Prefetcher(Generic[Block]):
         self._gate = gate
         self._report(0)
 
+    def finish(self) -> None:
+        """Let the threads end with what they have been asked for so far; nothing else is asked for."""
+        self._readers.shutdown(wait=False)
+        self._senders.shutdown(wait=False)
+
     def close(self, *, wait: bool = True) -> None:
         """Stop the threads after their current blocks; wait for these, or do not. What is kept on devices stays."""
         self._readers.shutdown(wait=wait, cancel_futures=True)  # first: the other waits for what is read
@@ -183,14 +190,15 @@ class Prefetcher(Generic[Block]):
         # Those that are kept in host memory need no reading: what comes after them is read while they are sent.
         streamed = max(first, self._kept.in_host)
         ahead = range(streamed, min(streamed + end - first, limit))
-        for number in (*range(first, last), *range(num_kept), *ahead):
-            if number not in self._sent:
-                self._start_reading(number)
         for number in range(first, last):
             if number not in self._sent:
+                self._start_reading(number)
                 # Blocks that are not kept are dropped from host memory as soon as they are sent.
                 read = self._read[number] if number < self._kept.in_host else self._read.pop(number)
                 self._sent[number] = self._senders.submit(lambda read: self._send_block(read.result()), read)
+        for number in (*range(num_kept), *ahead):
+            if number not in self._sent:
+                self._start_reading(number)
 
     def _start_reading(self, number: int) -> None:
         if number in self._read:
