@@ -6,7 +6,8 @@ A change that moves code, or says the same in another way, prints nothing but co
 commands and by `headrace.build_network`, which stay when files move:
 
 - options: what 675 sets of options resolve to (`option_cases.jsonl`: those that the tests use), with origins, notes and
-  the whole text of errors;
+  the whole text of errors; second names (`groups` of `norm_layer`) as what they say, as trees may have them in the
+  configuration or not;
 - plans: `headrace plan --json` of every recipe;
 - networks: names, shapes and bits of the weights that seed 0 draws, for every name;
 - runs: the commands below, each with the programs that XLA was given (without places in the source), the weights of its
@@ -77,8 +78,36 @@ def options() -> Iterator[tuple[str, Any]]:
         except HeadraceError as error:
             yield f"options {line}", ["refused", type(error).__name__, error.problem, error.rule, error.remedy]
             continue
-        given = {name: str(origin) for name, origin in found.origins.items() if origin.kind != "default"}
-        yield f"options {line}", texts_of([to_flat(found.config), given, found.notes, found.warnings])
+        yield f"options {line}", texts_of([*_facts(found, to_flat(found.config)), found.notes, found.warnings])
+
+
+# Second names: those that say all of an option, and those that say a part of one.
+WHOLES = {
+    **dict.fromkeys(("batch_norm", "groups", "group_norm"), "norm_layer"),
+    "normalise_input": "normalization",
+    "model_size": "model_name",
+    "output": "run_name",
+}
+PARTS = ("learning_rate", "momentum", "warmup_epochs")
+
+
+def _facts(found: Any, flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+    """Return values, origins that are no defaults, and what was given in other words, without second names."""
+    from headrace.config.section_model import norm_choice
+
+    data = found.config.data
+    facts = flat | {"norm_layer": norm_choice(found.config.model)}
+    facts["normalization"] = getattr(data, "wanted_normalization", data.normalization)
+    origins = {name: str(origin) for name, origin in found.origins.items() if origin.kind != "default"}
+    said = {name: [given.value, str(given.origin)] for name, given in found.source.items()}
+    for name in PARTS:
+        value, origin = facts.pop(name, None), origins.pop(name, "")
+        said |= {name: [value, origin]} if value is not None else {}
+    for name, fact in WHOLES.items():
+        facts.pop(name, None)
+        origin = origins.pop(name, "")
+        origins |= {fact: origin} if origin else {}
+    return facts, origins, said
 
 
 def plans() -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.config.field import DEFAULT, normalise_name, option_names
 from headrace.config.load import resolve, to_flat
+from headrace.config.spellings import WHOLES
 from headrace.config.translations import ApplicationHelp, known_options
 from headrace.rows.values import format_value
 from headrace_reference.tables import MEANS_IN_TF1, ROWS, TABLE
@@ -78,6 +79,9 @@ def application_help(argv: Sequence[str], options: Mapping[str, object]) -> Appl
         name: format_value(config[name]) for name, origin in resolved.origins.items() if origin.kind != DEFAULT.kind
     }
     defaults |= {name: format_value(value) for name, value in theirs.items() if name not in ("model_name", "dataset")}
+    for row in WHOLES:
+        said = row.states(theirs[row.of[0]]) if row.of[0] in theirs else None
+        defaults |= {} if said is None else {row.name: format_value(said)}
     moved = MEANS_IN_TF1 if application == "tf1" else {}
     defaults |= {name: defaults[other] for name, (other, _) in moved.items() if other in defaults}
     place = "" if config["dataset"] == "auto" else f" on {config['dataset']}"

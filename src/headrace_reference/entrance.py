@@ -10,7 +10,7 @@ from headrace.core.local_path import local_text
 from headrace_reference.applications import application_help
 from headrace_reference.scripts import script_words
 from headrace_reference.tables import Reference
-from headrace_reference.translate import REFERENCE_TIES, has_defaults, reword, translate
+from headrace_reference.translate import REFERENCE_YIELDS, has_defaults, reword, translate
 
 CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # where the reference says in which directory compiled programs are kept
 
@@ -27,7 +27,7 @@ def _environment(environ: Mapping[str, str]) -> Layer:
 
 REFERENCE = Translation(
     sections={"reference": Reference},
-    ties=REFERENCE_TIES,
+    yields=REFERENCE_YIELDS,
     recipes=(Path(__file__).parent / "recipes",),
     environment=_environment,
     has_defaults=has_defaults,

@@ -552,10 +552,11 @@ def tf1_defaults(value_of: Lookup) -> dict[str, Any]:
         "weight_decay_exclude": () if small else NORM_PARAMETERS,
         "label_smoothing": row.label_smoothing,
         "stable_norm": row.stable_norm,
-        "group_norm": row.group_norm and family_of(name) in TABLE,
     }
+    if row.group_norm and family_of(name) in TABLE:
+        family["norm_layer"] = {"name": "group_norm"}
     if dataset == "imagenet":
-        family["normalise_input"] = False
+        family["normalization"] = "centred"
     if family_of(name) == "efficientnet":
         family["rmsprop_base_decay_exp"] = -14.0
     else:

@@ -8,11 +8,11 @@ from typing import Any
 
 from headrace.config.derived import derive
 from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, RuleOn
-from headrace.config.layers import Found, Given, Layer, Tie
+from headrace.config.layers import Found, Given, Layer, Yields
 from headrace.config.load import build
 from headrace.config.networks import find_variant
 from headrace.config.params import known_keys
-from headrace.config.schema import all_options, options_in
+from headrace.config.schema import all_options, config_options, options_in
 from headrace.config.section_pipeline import stages_of_splits
 from headrace.config.translations import Translated
 from headrace.core.errors import ConfigError
@@ -81,7 +81,7 @@ def possible_splits(found: Found) -> str:
     from headrace.model.zoo import build_network
 
     derived = derive(found)
-    config = build({name: derived[name].value for name in all_options()})
+    config = build({name: derived[name].value for name in config_options()})
     variant = find_variant(config.model.model_name)  # names depend neither on its classes nor on its image size
     network = build_network(config.model, variant.num_classes, (variant.image_size, variant.image_size, 3))
     points = network.split_points()
@@ -225,8 +225,6 @@ MAPPINGS = {"lr_schedule_params": "lr_schedule", "optimizer_params": "optimizer"
 OTHERWISE_IN_TF1 = ("momentum", "warmup_epochs")
 # An option that is given -> defaults that say the same thing another way, and must not contradict it.
 DEFAULTS_THAT_YIELD = {
-    **dict.fromkeys(("batch_norm", "group_norm", "groups", "norm_layer"), ("group_norm",)),
-    "normalization": ("normalise_input",),
     "abs_learning_rate": ("base_learning_rate",),
     "rmsprop_decay": ("rmsprop_base_decay_exp",),
     "rmsprop_base_decay_exp": ("rmsprop_decay",),
@@ -248,10 +246,10 @@ EITHER_OR = (
     ("hostside_norm", "accelerator_side_preprocess"),
     ("disable_variable_offloading", "optimizer_state_offloading"),
 )
-REFERENCE_TIES = tuple(
-    Tie(owner=owner, dependent=dependent, keep=lambda said, other: None, silent=True)
+REFERENCE_YIELDS = tuple(
+    Yields(option=option, to=other, keep=lambda said, value: None, silent=True)
     for pair in EITHER_OR
-    for owner, dependent in (pair, pair[::-1])
+    for other, option in (pair, pair[::-1])
 )
 
 
@@ -303,7 +301,7 @@ def translate(found: Found) -> Translated:
     # Translated in place: kept as it was given, or a second translation would change it again.
     if options["available_memory_proportion"] != asked["available_memory_proportion"]:
         source["available_memory_proportion"] = asked["available_memory_proportion"]
-    ordinary = {name: options[name] for name in all_options()}
+    ordinary = {name: options[name] for name in all_options() if name in options}
     for name in OTHERWISE_IN_TF1 if application.value == "tf1" else ():
         if is_given(asked, name):
             source[name] = asked[name]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.config.field import DEFAULT, Option, Origin
 from headrace.config.load import config_from, from_saved, override, resolve, to_flat, to_saved
-from headrace.config.schema import Config, all_options
+from headrace.config.schema import Config, config_options
 from headrace.core.errors import ConfigError
 from headrace.rows import values
 
@@ -169,8 +169,8 @@ def test_the_batch_of_a_step_and_the_options_that_it_replaces():
 
 def test_the_directory_of_a_run_in_one_option():
     logging = resolve({"output": "results/first"}, environ={}).config.logging
-    assert (logging.log_dir, logging.run_name, logging.output) == ("results", "first", None)
-    with pytest.raises(ConfigError, match="Both are given: output a/b and run_name c"):
+    assert (logging.log_dir, logging.run_name) == ("results", "first")
+    with pytest.raises(ConfigError, match=r"Both are given: output a/b .* and run_name c"):
         resolve({"output": "a/b", "run-name": "c"}, environ={})
     with pytest.raises(ConfigError, match="must end in the name of a directory"):
         resolve({"output": ".."}, environ={})
@@ -261,7 +261,7 @@ def value_of(option: Option) -> st.SearchStrategy[Any]:
     return st.none() | legal if option.optional else legal
 
 
-@given(st.fixed_dictionaries({}, optional={name: value_of(option) for name, option in all_options().items()}))
+@given(st.fixed_dictionaries({}, optional={name: value_of(option) for name, option in config_options().items()}))
 def test_every_configuration_survives_json_exactly(chosen):
     config = from_flat(chosen)
     flat = to_flat(config)
@@ -269,9 +269,9 @@ def test_every_configuration_survives_json_exactly(chosen):
     assert again == config
     assert to_flat(again) == flat
     for name, value in chosen.items():
-        got = getattr(getattr(config, all_options()[name].section), name)
+        got = getattr(getattr(config, config_options()[name].section), name)
         assert got == (
-            pytest.approx(value, rel=1e-6) if all_options()[name].kind is values.FRACTION and value else value
+            pytest.approx(value, rel=1e-6) if config_options()[name].kind is values.FRACTION and value else value
         )
 
 

@@ -64,6 +64,7 @@ from headrace.core.errors import ConfigError
         ),
         ("norm_layer", None, {"name": "group_norm", "num_groups": 8}, {"name": "group_norm", "num_groups": 8}),
         ("norm_layer", None, {"name": "batch_norm"}, {"name": "batch_norm", "momentum": None}),
+        ("norm_layer", None, {"name": "group_norm"}, {"name": "group_norm"}),
     ],
 )
 def test_complete(kind, name, given, result):
@@ -112,7 +113,6 @@ def test_complete(kind, name, given, result):
         ("lr_warmup", None, {"warmup_epochs": 5}, ["no warmup_mode", "shift, mask"]),
         ("lr_warmup", None, {"warmup_mode": "shfit", "warmup_epochs": 5}, ["Did you mean shift?"]),
         ("lr_warmup", None, {"warmup_mode": "shift"}, ["lacks warmup_epochs"]),
-        ("norm_layer", None, {"name": "group_norm"}, ["none of num_groups, channels_per_group"]),
         ("norm_layer", None, {"name": "group_norm", "num_groups": 2, "channels_per_group": 4}, ["both num_groups and"]),
         ("norm_layer", None, {"name": "group_norm", "num_groups": 0}, ["must be 1 or more"]),
         ("norm_layer", None, {"name": "batch_nrm"}, ["Did you mean batch_norm?"]),

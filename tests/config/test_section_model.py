@@ -62,7 +62,9 @@ def test_a_size_alone_changes_the_size_of_the_family_that_a_recipe_names():
     resolved = resolve({"model_size": "50", "dataset": "synthetic"})
     assert resolved.config.model.model_name == "resnet50"
     again = override(resolved, {"num_epochs": 3})
-    assert (again.config.model.model_name, again.config.model.model_size) == ("resnet50", "50")
+    assert again.config.model.model_name == "resnet50"
+    alone = resolve({"model_size": "20"}, "none", environ={})
+    assert override(alone, {"num_epochs": 3}).config.model.model_name == "cifar_resnet20", "also over a default"
 
 
 def test_networks_bring_their_image_size():
@@ -139,4 +141,4 @@ def test_a_stronger_layer_lets_go_of_what_does_not_fit_its_network(tmp_path):
     resolved = resolve({"model": "resnet50"}, "mine", str(path))
     assert resolved.config.model.group_dim is None
     assert any("group_dim 16" in note for note in resolved.notes)
-    assert resolved.config.model.groups == 4
+    assert resolved.config.model.norm_layer == {"name": "group_norm", "num_groups": 4}

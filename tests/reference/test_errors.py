@@ -58,7 +58,6 @@ NETWORKS = [
     ("--model 5", ["There is no model named '5'", "`headrace models` lists all networks"]),
     ("--model resent50", ["There is no model named 'resent50'", "Did you mean resnet50?"]),
     ("--model resnet --model-size 51", ["resnet has no size '51'", "18"]),
-    ("""--norm-layer '{"name": "group_norm"}'""", ["none of num_groups, channels_per_group"]),
     ("""--norm-layer '{"name": "group_norm", "num_groups": 8, "channels_per_group": 2}'""", ["both num_groups and"]),
     ("""--norm-layer '{"name": "butch_norm"}'""", ["'butch_norm'", "Did you mean batch_norm?"]),
     (f"{FIRST} --batch-norm --group-norm", ["Two norms are asked for"]),

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "group_norm": lambda resolved: norm_choice(resolved.config.model)["name"],
     "batch_norm": lambda resolved: norm_choice(resolved.config.model)["name"],
     "groups": lambda resolved: norm_choice(resolved.config.model)["num_groups"],
+    "normalise_input": lambda resolved: resolved.config.data.normalization == "per-channel",
     "model_size": lambda resolved: resolved.config.model.model_name,
     "hostside_norm": lambda resolved: resolved.config.data.accelerator_side_preprocess,
 }

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.config.command_line import build_parser, take_options
+from headrace.config.field import COMMAND_LINE
+from headrace.config.layers import Given
 from headrace.config.load import Resolved, from_saved, override, resolve, to_saved
 from headrace.config.params import complete
 from headrace.config.schema import all_options
+from headrace.config.section_model import norm_choice
 from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError
 from headrace_reference.applications import detect_application, with_application
@@ -61,7 +64,7 @@ def test_a_command_of_the_first_application():
     assert learning.weight_decay_exclude == ("(beta|gamma)$",)
     assert learning.label_smoothing_classes == "others"
     assert (config.numerics.precision, config.numerics.loss_scaling) == ("16.16", 128.0)
-    assert config.model.group_norm
+    assert norm_choice(config.model) == {"name": "group_norm", "num_groups": 32}
     assert config.pipeline.pipeline_schedule == "Grouped"
     assert config.pipeline.num_stages == 2
     assert config.compiler.half_partials
@@ -174,7 +177,7 @@ def test_without_names_of_the_reference_nothing_changes():
     assert resolved.source == {}
     assert resolved.config.data.dataset == "digits"
     momentum = read("--momentum 0.5")
-    assert momentum.source == {}
+    assert momentum.source == {"momentum": Given(value=0.5, origin=COMMAND_LINE)}, "as it was said"
     assert momentum.config.learning.optimizer_params == {"momentum": 0.5, "nesterov": True}
 
 
@@ -190,8 +193,11 @@ def test_without_names_of_the_reference_nothing_changes():
 )
 def test_the_data_set_and_the_norm_follow_from_the_place(line, dataset, family, norm):
     config = read(f"--application tf1 {line}").config
-    assert (config.data.dataset, config.model.model_name, config.model.group_norm) == (dataset, family, norm)
-    assert not read(f"--application tf1 {line} --batch-norm").config.model.group_norm
+    grouped = norm_choice(config.model)["name"] == "group_norm"
+    assert (config.data.dataset, config.model.model_name, grouped) == (dataset, family, norm)
+    for words in ("--batch-norm", "--no-group-norm"):
+        chosen = read(f"--application tf1 {line} {words}").config.model
+        assert norm_choice(chosen) == {"name": "batch_norm"}
 
 
 def test_shards():

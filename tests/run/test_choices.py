@@ -88,8 +88,8 @@ def test_statistics_follow_faster_in_short_runs(on):
 def test_a_short_run_from_nothing_has_a_lower_rate(on):
     short, tuned = (on(CPU, None, batch_size=128, epochs=3, **more) for more in ({}, {"weights": "weights.pth"}))
     assert short.notes == ("chosen: learning rate 0.057, warm-up 0.3 epochs",)  # 33 of 200 steps
-    assert str(short.origins["learning_rate"]) == "chosen for a batch of 128 and 33 steps"
-    assert tuned.config.learning.learning_rate == 0.14, "a new last layer has to learn"
+    assert str(short.origin("learning_rate")) == "chosen for a batch of 128 and 33 steps"
+    assert tuned.config.learning.lr_schedule_params["absolute_learning_rate"] == 0.14, "a new last layer has to learn"
 
 
 def test_the_default_on_a_processor(on):
@@ -150,7 +150,8 @@ def test_a_batch_beyond_the_memory_is_accumulated(on):
 def test_trained_weights_are_trained_gently(on):
     """The last layer at the usual rate, the others at a tenth, for fewer epochs; not where the parts are given."""
     fresh, tuned = (on(CPU, "none", **given) for given in ({}, {"weights": "weights.pth"}))
-    assert tuned.config.learning.learning_rate == fresh.config.learning.learning_rate == 0.071
+    for each in (tuned, fresh):
+        assert each.config.learning.lr_schedule_params["absolute_learning_rate"] == 0.071
     assert tuned.config.weights.layer_lr == {"backbone": 0.1}
     assert "learning rate 0.071 for the last layer and 0.0071 for the others (trained weights)" in tuned.notes[0]
     assert tuned.config.batch.num_epochs == 10
@@ -159,10 +160,10 @@ def test_trained_weights_are_trained_gently(on):
     assert made.trainable.rate_factor("fc_layer/bias") == 1
     for parts in ({"freeze": "backbone"}, {"layer_lr": {"^conv1": 0.5}}, {"layer_decay": 0.8}):
         given = on(CPU, "none", weights="weights.pth", **parts).config
-        assert given.learning.learning_rate == 0.071
+        assert given.learning.lr_schedule_params["absolute_learning_rate"] == 0.071
         assert given.weights.layer_lr == parts.get("layer_lr", {})
     slow = on(CPU, "none", weights="weights.pth", learning_rate=0.02).config
-    assert slow.learning.learning_rate == 0.02
+    assert slow.learning.lr_schedule_params["absolute_learning_rate"] == 0.02
     assert slow.weights.layer_lr == {}, "who gives a rate gets it for all layers"
 
 
@@ -191,11 +192,11 @@ def test_photographs_are_learned_from_nothing_by_ranger(on, photographs):
     learning, model = settled.config.learning, settled.config.model
     assert (learning.optimizer, learning.lookahead, learning.lr_schedule) == ("radam", 6, "flat_cosine")
     assert (learning.weight_decay, learning.l2_regularization) == (0.01, 0.0)
-    assert not learning.warmup_epochs
+    assert learning.lr_warmup_params is None
     assert (model.stem, model.downsample, model.activation) == ("deep", "max-blur", "mish")
     assert settled.config.data.crop_area == (0.35, 1.0)
     assert settled.config.batch.batch_size == 32
-    assert settled.config.learning.learning_rate == pytest.approx(0.001 * 32**0.5, rel=0.05)
+    assert learning.lr_schedule_params["absolute_learning_rate"] == pytest.approx(0.001 * 32**0.5, rel=0.05)
     assert "RAdam with lookahead" in settled.notes[-1]
     assert design_run(settled.config).plan.batch.micro_batch_size == 32
 
@@ -275,12 +276,13 @@ def test_a_resumed_run_has_what_was_chosen(tmp_path):
     }
     first = train(resolve(options | {"num_epochs": 1}, environ={}))
     saved = json.loads((first.directory / "config.json").read_text())
-    assert saved["values"]["learning_rate"] == 0.021
+    assert saved["source"]["learning_rate"]["value"] == 0.021
+    assert "learning_rate" not in saved["values"], "which the mapping has"
     assert saved["origins"]["batch_size"] == {"kind": "chosen", "where": "for 1,437 images"}
     second = resume(first.directory, {"num_epochs": 2})
     assert second.step == 4
     values = json.loads((first.directory / "config.json").read_text())["values"]
-    assert (values["batch_size"], values["learning_rate"]) == (32, 0.021)
+    assert (values["batch_size"], values["lr_schedule_params"]) == (32, {"absolute_learning_rate": 0.021})
 
 
 def test_the_plan_says_it(capsys):

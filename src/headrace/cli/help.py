@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from headrace.cli.help_screens import ELSEWHERE, HELP, HELP_ALL, OTHER, SCREENS, Screen
 from headrace.config.command_line import usage_of
-from headrace.config.field import Option, option_names, options_of
-from headrace.config.schema import SECTIONS, all_options
+from headrace.config.field import Option, option_names
+from headrace.config.schema import SECTIONS, all_options, options_in
 from headrace.config.translations import ApplicationHelp, known_options, known_sections, translation
 from headrace.core.errors import ConfigError, nearest
 from headrace.rows.values import BOOL, format_value
@@ -136,7 +136,7 @@ def _every_option(screen: Screen, width: int) -> list[str]:
 def _group(screen: Screen, group: str, width: int) -> list[str]:
     """Return the help on a group of options, each with its default in brackets."""
     lines = textwrap.wrap(f"{group}: {known_sections()[group].__doc__}", width)
-    for option in options_of(group, known_sections()[group]).values():
+    for option in options_in({group: known_sections()[group]}).values():
         if has_effect(screen, option):
             lines += _option_lines(option, width, screen.application)
     return lines

@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Iterable, Mapping
 
 from headrace.config.command_line import usage_of
-from headrace.config.field import TRANSLATED, options_of
+from headrace.config.field import TRANSLATED
 from headrace.config.load import Resolved, to_flat
 from headrace.config.params import TABLES
 from headrace.config.schema import SECTIONS, options_in
+from headrace.config.spellings import SPELLINGS
 from headrace.config.yaml_blocks import Block
 from headrace.rows.values import REQUIRED, format_value
 
@@ -51,7 +52,7 @@ def resolved_text(resolved: Resolved, *, everything: bool = False, sections: Map
     """
     flat = to_flat(resolved.config) | {name: given.value for name, given in resolved.source.items()}
     origins = {**resolved.origins, **{name: given.origin for name, given in resolved.source.items()}}
-    commented = (TRANSLATED, "default") if resolved.source else (TRANSLATED,)
+    commented = (TRANSLATED, "default") if resolved.source.keys() - SPELLINGS.keys() else (TRANSLATED,)
     rows = []
     for name, option in options_in(sections).items():
         if name in flat and (everything or origins[name].kind != "default"):
@@ -73,7 +74,7 @@ def options_markdown(sections: Mapping[str, type] = SECTIONS) -> str:
     lines = []
     for section, cls in sections.items():
         lines += ["", f"### {section}", "", f"{cls.__doc__}", "", "| option | default | meaning |", "|---|---|---|"]
-        for option in options_of(section, cls).values():
+        for option in options_in({section: cls}).values():
             also = f" Also {', '.join(f'`--{alias}`' for alias in option.aliases)}." if option.aliases else ""
             usage = usage_of(option).replace("|", "\\|")
             default = option.chosen or f"`{format_value(option.default)}`"
@@ -90,7 +91,7 @@ def params_markdown() -> str:
             values = {p.name: f"`{format_value(p.default)}`".replace("|", "\\|") for p in row.params}
             keys = [f"`{p.name}`{'' if p.default is REQUIRED else f' ({values[p.name]})'}" for p in row.params]
             either = " or ".join(f"`{param.name}`" for param in row.one_of)
-            keys += [f"either {either}"] if either else []
+            keys += [f"either {either}{'' if row.needs_one else ' or neither'}"] if either else []
             lines.append(f"| `{table.option}` | {name} | {', '.join(keys)} |")
     return "\n".join(lines)
 

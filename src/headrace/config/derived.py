@@ -7,18 +7,17 @@ devices and the weights are rows of the same kind in run/choices.py.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import Given, Layer
 from headrace.config.networks import Variant, find_variant
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
+from headrace.config.spellings import SIZE, write_parts
 from headrace.core.errors import ConfigError
-from headrace.core.local_path import is_address
 
 ALL_CHECKPOINTS = 1_000_000  # more than any run saves
-PIXEL_OPTIONS = ("normalization", "normalise_input", "pixel_mean", "pixel_std")
+PIXEL_OPTIONS = ("normalization", "pixel_mean", "pixel_std")
 _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 
@@ -35,8 +34,8 @@ class Options:
         return self.found[name].value
 
     def origin(self, name: str) -> Origin:
-        """Return where an option's value comes from so far."""
-        return self.found[name].origin
+        """Return where an option's value comes from so far; a second name that nobody used is not there."""
+        return self.found[name].origin if name in self.found else DEFAULT
 
     def is_open(self, *names: str) -> bool:
         """Say whether nobody gave any of these options, and none of them was chosen."""
@@ -86,10 +85,8 @@ def derive(found: Mapping[str, Given], weights: Layer | None = None, *, detects:
     `weights` are the options that come with named weights. `detects` says whether a path that is given makes the
     dataset one to be detected.
     """
-    facts = _Facts(found, weights or {}, detects=detects)
+    facts = _Facts(write_parts(found), weights or {}, detects=detects)
     apply_rows(DERIVED, facts)
-    if facts["output"] is not None:  # it is in log_dir and run_name now
-        facts.found["output"] = Given(value=None, origin=DEFAULT)
     return facts.found
 
 
@@ -127,13 +124,18 @@ class _Facts(Options):
         """The size of images, None where it is open."""
         return self["image_size"] or IMAGE_SIZES.get(self["dataset"])
 
+    @property
+    def model_size(self) -> str | None:
+        """The size of the network where its name is that of a family."""
+        return self[SIZE.name] if SIZE.name in self.found else None
+
     @cached_property
     def variant(self) -> Variant | None:
         """The network; None where it is none of the table: refused, or found elsewhere, when it is built."""
         try:
-            return find_variant(self["model_name"], self["model_size"], self.image_size)
+            return find_variant(self["model_name"], self.model_size, self.image_size)
         except ConfigError:
-            if self["model_size"] is not None:
+            if self.model_size is not None:
                 raise
             return None
 
@@ -147,25 +149,6 @@ def _shorter_side(facts: _Facts) -> int:
     """Return it in the proportion of the weights' own crop, and never less than what is cut out of it."""
     size = facts["image_size"]
     return max(facts.weights["eval_resize_size"].value * size // facts.size_of_weights, size)
-
-
-def _above(output: str) -> str:
-    """Return the directory that a run's is in; as a Path, an address would lose a slash."""
-    return output.rstrip("/").rpartition("/")[0] if is_address(output) else str(Path(output).parent)
-
-
-def _is_output(facts: _Facts) -> bool:
-    """Say whether the run's directory is given as one path, beside nothing else of the same source that says it."""
-    if facts["output"] is None:
-        return False
-    for name in ("log_dir", "run_name"):
-        if facts.origin(name).kind == facts.origin("output").kind and name not in facts.derived:
-            raise ConfigError(
-                f"Both are given: output {facts['output']} and {name} {facts[name]} ({facts.origin('output')}).",
-                rule="output is the directory of the run: log_dir/run_name.",
-                remedy="Leave one of them out.",
-            )
-    return True
 
 
 def _norm_momentum(facts: _Facts) -> float | None:
@@ -227,22 +210,10 @@ DERIVED: tuple[Derived[_Facts], ...] = (
         origin=_default("with averages of checkpoints"),
     ),
     Derived(
-        option="log_dir",
-        when=_is_output,
-        value=lambda f: _above(f["output"]),
-        origin=lambda f: f.origin("output"),
-    ),
-    Derived(
-        option="run_name",
-        when=_is_output,
-        value=lambda f: Path(f["output"]).name,
-        origin=lambda f: f.origin("output"),
-    ),
-    Derived(
         option="model_name",
         when=lambda f: f.variant,
         value=lambda f: f.variant and f.variant.name,
-        origin=lambda f: f.origin("model_name"),
+        origin=lambda f: f.origin("model_name" if f.model_size is None else SIZE.name),
     ),
     Derived(
         option="image_size",

@@ -33,20 +33,24 @@ Found = Mapping[str, Given]  # every option with its value and origin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tie:
-    """Two options that depend on each other.
+class Yields:
+    """An option that gives way where a stronger layer gives another one, `to`, beside which it has no meaning.
 
-    When `owner` is given by a stronger layer than `dependent`, `keep(owner's value, dependent's value)` is what stays.
+    `keep(the other's value, its own value)` is what stays; None: the default.
     """
 
-    owner: str
-    dependent: str
+    option: str
+    to: str
     keep: Callable[[Any, Any], Any]
-    silent: bool = False  # the owner says the same thing, so that nobody misses the dependent
+    silent: bool = False  # the other one says the same thing, so that nobody misses it
 
 
 def _only_known(kind: str) -> Callable[[Any, Any], Any]:
     return lambda name, params: {key: value for key, value in params.items() if key in known_keys(kind, name)}
+
+
+def _nothing(said: object, value: object) -> None:
+    """Keep nothing beside the other one."""
 
 
 def _only_for(*datasets: str) -> Callable[[Any, Any], Any]:
@@ -63,15 +67,11 @@ STAGES_FIT: Mapping[str, Callable[[int, Any], bool]] = {
 }
 
 
-def _stage_ties(owner: str, count_of: Callable[[Any], int]) -> tuple[Tie, ...]:
+def _stages_yield(to: str, count_of: Callable[[Any], int]) -> tuple[Yields, ...]:
     return tuple(
-        Tie(
-            owner=owner,
-            dependent=name,
-            keep=lambda said, value, fits=fits: value if fits(count_of(said), value) else None,
-        )
+        Yields(option=name, to=to, keep=lambda said, value, fits=fits: value if fits(count_of(said), value) else None)
         for name, fits in STAGES_FIT.items()
-        if name != owner
+        if name != to
     )
 
 
@@ -80,53 +80,46 @@ def _family_only(option: str) -> Callable[[Any, Any], Any]:
     return lambda name, value: value if family_of(name) in (*OPTION_FAMILIES[option], None) else None
 
 
-TIES = (
+YIELDS = (
     # A size alone means a size of the family; a network that says its size itself needs no other.
-    Tie(owner="model_size", dependent="model_name", keep=lambda size, name: family_of(name) or name),
-    Tie(owner="model_name", dependent="model_size", keep=lambda name, size: None),
-    *(Tie(owner="model_name", dependent=option, keep=_family_only(option)) for option in OPTION_FAMILIES),
-    Tie(owner="group_norm", dependent="norm_layer", keep=lambda on, norm: None if on else norm),
-    Tie(owner="batch_norm", dependent="norm_layer", keep=lambda on, norm: None if on else norm),
-    Tie(owner="groups", dependent="norm_layer", keep=lambda groups, norm: None),
+    Yields(option="model_name", to="model_size", keep=lambda size, name: family_of(name) or name),
+    Yields(option="model_size", to="model_name", keep=_nothing),
+    *(Yields(option=option, to="model_name", keep=_family_only(option)) for option in OPTION_FAMILIES),
     # Who says how much is kept says it of all steps.
-    Tie(owner="bn_momentum", dependent="bn_momentum_start", keep=lambda momentum, start: None, silent=True),
-    Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
-    Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
+    Yields(option="bn_momentum_start", to="bn_momentum", keep=_nothing, silent=True),
+    Yields(option="optimizer_params", to="optimizer", keep=_only_known("optimizer")),
+    Yields(option="lr_schedule_params", to="lr_schedule", keep=_only_known("lr_schedule")),
     *(
-        Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS))
-        for name in ("num_classes", "num_samples")
+        Yields(option=option, to="dataset", keep=_only_for(*SYNTHETIC_DATASETS))
+        for option in ("num_classes", "num_samples")
     ),
     *(
-        Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS, *IMAGE_DATASETS))
-        for name in ("image_size", "num_channels")
+        Yields(option=option, to="dataset", keep=_only_for(*SYNTHETIC_DATASETS, *IMAGE_DATASETS))
+        for option in ("image_size", "num_channels")
     ),
-    Tie(owner="global_batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
-    Tie(owner="gradient_accumulation_count", dependent="global_batch_size", keep=lambda count, size: None),
-    Tie(owner="batch_size", dependent="global_batch_size", keep=lambda size, other: None, silent=True),
-    Tie(owner="batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
+    Yields(option="gradient_accumulation_count", to="global_batch_size", keep=_nothing),
+    Yields(option="global_batch_size", to="gradient_accumulation_count", keep=_nothing),
+    Yields(option="global_batch_size", to="batch_size", keep=_nothing, silent=True),
+    Yields(option="gradient_accumulation_count", to="batch_size", keep=_nothing),
     *(
-        Tie(owner=owner, dependent="batch_size", keep=lambda other, size: None, silent=True)
-        for owner in ("micro_batch_size", "global_batch_size")
+        Yields(option="batch_size", to=other, keep=_nothing, silent=True)
+        for other in ("micro_batch_size", "global_batch_size")
     ),
-    Tie(
-        owner="accelerator_side_preprocess",
-        dependent="eight_bit_transfer",
-        keep=lambda on_device, eight_bit: eight_bit if on_device else None,
+    *(
+        Yields(
+            option=option,
+            to="accelerator_side_preprocess",
+            keep=lambda on_device, value: value if on_device else None,
+        )
+        for option in ("eight_bit_transfer", "fused_preprocessing")
     ),
-    Tie(
-        owner="accelerator_side_preprocess",
-        dependent="fused_preprocessing",
-        keep=lambda on_device, fused: fused if on_device else None,
-    ),
-    Tie(owner="normalization", dependent="normalise_input", keep=lambda wanted, given: None),
-    Tie(owner="normalise_input", dependent="normalization", keep=lambda given, wanted: None),
-    *_stage_ties("num_pipeline_stages", int),
-    *_stage_ties("pipeline_splits", stages_of_splits),
+    *_stages_yield("num_pipeline_stages", int),
+    *_stages_yield("pipeline_splits", stages_of_splits),
 )
 
 
 def merge_layers(
-    layers: Sequence[Layer], options: Mapping[str, Option], ties: Sequence[Tie] = TIES
+    layers: Sequence[Layer], options: Mapping[str, Option], yields: Sequence[Yields] = YIELDS
 ) -> tuple[dict[str, Given], tuple[str, ...]]:
     """Return every option's value and origin, and notes on what was dropped."""
     defaults = {name: Given(value=option.read(option.default), origin=DEFAULT) for name, option in options.items()}
@@ -135,21 +128,20 @@ def merge_layers(
         for name, given in layer.items():
             found[name], rank[name] = given, strength
     notes = []
-    # In their order: a tie sees what those before it have dropped.
-    for tie in ties:
-        owner, dependent = found[tie.owner], found[tie.dependent]
-        # Given side by side, or the dependent by the stronger layer: then both are meant, and the checks say whether
-        # they fit.
-        if rank[tie.owner] <= rank[tie.dependent] or owner.value is None or dependent.value is None:
+    # In their order: a row sees what those before it have dropped.
+    for row in yields:
+        other, mine = found[row.to], found[row.option]
+        # Given side by side, or mine by the stronger layer: then both are meant, and the checks say whether they fit.
+        if rank[row.to] <= rank[row.option] or other.value is None or mine.value is None:
             continue
-        kept = tie.keep(owner.value, dependent.value)
-        if kept == dependent.value:
+        kept = row.keep(other.value, mine.value)
+        if kept == mine.value:
             continue
-        origin = DEFAULT if kept is None else dependent.origin if kept else owner.origin
-        found[tie.dependent] = Given(value=defaults[tie.dependent].value if kept is None else kept, origin=origin)
-        if rank[tie.dependent] > 0 and not tie.silent:
-            given = f"{tie.dependent} {format_value(dependent.value)} ({dependent.origin})"
-            why = f"{tie.owner} {format_value(owner.value)} ({owner.origin})"
+        origin = DEFAULT if kept is None else mine.origin if kept else other.origin
+        found[row.option] = Given(value=defaults[row.option].value if kept is None else kept, origin=origin)
+        if rank[row.option] > 0 and not row.silent:
+            given = f"{row.option} {format_value(mine.value)} ({mine.origin})"
+            why = f"{row.to} {format_value(other.value)} ({other.origin})"
             notes.append(
                 f"{given} does not go with {why}; using {'the default' if kept is None else format_value(kept)}."
             )

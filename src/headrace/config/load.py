@@ -27,12 +27,24 @@ from headrace.config.field import (
     find_option,
     option_names,
 )
-from headrace.config.layers import TIES, Given, Layer, launcher_layer, merge_layers
+from headrace.config.layers import YIELDS, Given, Layer, launcher_layer, merge_layers
 from headrace.config.networks import find_variant
-from headrace.config.schema import SECTIONS, Config, all_options
+from headrace.config.schema import SECTIONS, Config, all_options, config_options
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.section_model import Model
-from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
+from headrace.config.spellings import (
+    PARTS_YIELD,
+    SIZE,
+    SPELLINGS,
+    WHOLES,
+    Whole,
+    given_parts,
+    join_layers,
+    read_wholes,
+    refuse_conflicts,
+    said_by,
+    write_parts,
+)
 from headrace.config.translations import known_options, translation, without_translation
 from headrace.core.errors import ConfigError
 from headrace.rows.values import BOOL, read_bool
@@ -56,7 +68,8 @@ NAMED_OF_DATA = frozenset(
 class Resolved:
     """A checked configuration, where each value came from, and remarks for the user.
 
-    `source` holds options of another application as they were given: they are translated again when options change.
+    `source` holds what was given in other words, as it was: options of another application, and second names of a part
+    of an option. They are translated, or written into their options, again when options change.
     """
 
     config: Config
@@ -70,9 +83,13 @@ class Resolved:
         given = sum(origin.is_given for origin in self.origins.values())
         return f"Resolved({self.name or 'no recipe'}, {given} options given, {self.config})"
 
+    def origin(self, name: str) -> Origin:
+        """Return where the value of an option comes from, or that of a second name as it was given."""
+        return self.source[name].origin if name in self.source else self.origins.get(name, DEFAULT)
+
     def given(self) -> dict[str, Given]:
         """Return the options that somebody gave, ours and another application's."""
-        flat, known = to_flat(self.config), all_options()
+        flat, known = to_flat(self.config), config_options()
         ours = {name: origin for name, origin in self.origins.items() if origin.is_given}
         found = {
             name: Given(value=known[name].read(flat[name], origin), origin=origin) for name, origin in ours.items()
@@ -144,14 +161,15 @@ def network_options() -> frozenset[str]:
 def network_changes(model: Model) -> dict[str, Any]:
     """Return the options that shape a network beside its name, where they are not the defaults."""
     defaults = Model()
-    values = {name: getattr(model, name) for name in sorted(network_options() - {"model_name", "model_size"})}
+    shaping = network_options() & config_options().keys() - {"model_name"}
+    values = {name: getattr(model, name) for name in sorted(shaping)}
     return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 def to_flat(config: Config) -> dict[str, Any]:
-    """Return {option name: value} of plain JSON values, every option included."""
+    """Return {option name: value} of plain JSON values, every option of a configuration included."""
     flat = {}
-    for name, option in all_options().items():
+    for name, option in config_options().items():
         value = getattr(getattr(config, option.section), name)
         flat[name] = list(value) if isinstance(value, tuple) else copy.deepcopy(value)
     return flat
@@ -176,39 +194,46 @@ def to_saved(resolved: Resolved) -> dict[str, Any]:
 def from_saved(saved: Mapping[str, Any]) -> Resolved:
     """Return the configuration that `to_saved` was given, exactly; an option that was not saved has its default.
 
-    Runs of earlier versions have the options of another application among the values, and an option may have been
-    renamed since, with its old name as an alias.
+    Runs of earlier versions have second names and the options of another application among the values, and an option
+    may have been renamed since, with its old name as an alias.
     """
+    no_origin, origins = {"kind": DEFAULT.kind}, saved["origins"]
+    rows = {name: {"value": value, **origins.get(name, no_origin)} for name, value in saved["values"].items()}
+    found, source = _read_saved(rows), _read_saved(saved.get("source", {}))
+    size = found.pop(SIZE.name, None)
+    if size and size.origin != DEFAULT and "model_name" in found:  # the name was made with it
+        found["model_name"] = Given(value=found["model_name"].value, origin=size.origin)
+    for row in WHOLES:
+        given = found.pop(row.name, None)
+        for name, value in row.write(given.value).items() if given and given.value != row.option.default else ():
+            assert given is not None
+            said = found.get(name)
+            if said is None or said.origin == DEFAULT or row.states(said.value) != given.value:
+                found[name] = Given(value=value, origin=given.origin)
+    source |= {name: given for name, given in found.items() if name not in config_options() and given.origin != DEFAULT}
+    # Runs of earlier versions decoded an image for every crop: a resumed one must make the same pixels.
+    if "dataset" in found and found["dataset"].value in IMAGE_DATASETS and "decode_once" not in found:
+        found["decode_once"] = Given(value="off", origin=Origin(kind=CHOSEN, where="before it was an option"))
+    for name, option in config_options().items():
+        if name not in found:
+            found[name] = Given(value=option.read(option.default), origin=DEFAULT)
+    return _resolved(found, name=saved["name"], source=source)
+
+
+def _read_saved(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Given]:
+    """Return saved options, each a value with its origin, under their names of today."""
     options = known_options()
-    known = option_names(options)
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
-    source: dict[str, Given] = {}
-    no_origin = {"kind": DEFAULT.kind}
-    rows = {name: {"value": value, **saved["origins"].get(name, no_origin)} for name, value in saved["values"].items()}
-    sources: dict[str, Any] = saved.get("source", {})
-    for written, row, is_source in [
-        *((*row, False) for row in rows.items()),
-        *((*row, True) for row in sources.items()),
-    ]:
+    known, found = option_names(options), {}
+    for written, row in rows.items():
         if written not in known:
             raise ConfigError(
                 f"The saved configuration has an option {written}, which this version does not know.",
                 remedy=without_translation(),
             )
-        name, kind = known[written].name, str(row["kind"])
+        kind = str(row["kind"])
         origin = Origin(kind=_OLD_KINDS.get(kind, kind), where=row.get("where", ""))
-        if name in all_options() and not is_source:
-            values[name], origins[name] = all_options()[name].read(row["value"], origin), origin
-        elif origin != DEFAULT:
-            source[name] = Given(value=options[name].read(row["value"], origin), origin=origin)
-    # Runs of earlier versions decoded an image for every crop: a resumed one must make the same pixels.
-    if values.get("dataset") in IMAGE_DATASETS and "decode_once" not in values:
-        values["decode_once"], origins["decode_once"] = "off", Origin(kind=CHOSEN, where="before it was an option")
-    for name, option in all_options().items():
-        if name not in values:
-            values[name], origins[name] = option.read(option.default), DEFAULT
-    return Resolved(config=build(values), origins=origins, name=saved["name"], source=source)
+        found[known[written].name] = Given(value=options[known[written].name].read(row["value"], origin), origin=origin)
+    return found
 
 
 _OLD_KINDS = {"dialect": TRANSLATED}  # how earlier versions called a kind of origin
@@ -219,23 +244,24 @@ def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], with_w
     launched, overruled = launcher_layer(layers, environ)
     network = {name: given for name, given in with_weights.items() if all_options()[name].section == "model"}
     layers = [*layers[:-1], network, layers[-1]]  # over a recipe, below what was asked for
-    ties = (*TIES, *SHORTCUT_TIES, *translation().ties)
-    found, tie_notes = merge_layers([*layers, launched], known_options(), ties)
+    options = {name: option for name, option in known_options().items() if not isinstance(SPELLINGS.get(name), Whole)}
+    yields = (*YIELDS, *PARTS_YIELD, *translation().yields)
+    found, dropped = merge_layers([*layers, launched], options, yields)
     translated = translation().translate(found)
-    # After the translation, which fills in the mappings that short forms are written into.
-    options = fold(translated.options)
-    # Another application has rules of its own for what a path means.
-    settled = derive(options, with_weights, detects=not translation().has_defaults(found))
-    config = build({option: given.value for option, given in settled.items()})
-    origins = {option: given.origin for option, given in settled.items() if option in all_options()}
-    warnings, notes = check(config, origins)
+    # After the translation, which fills in the mappings that parts are written into. Another application has rules of
+    # its own for what a path means.
+    settled = derive(translated.options, with_weights, detects=not translation().has_defaults(found))
+    resolved = _resolved(settled, name=name, source={**given_parts(translated.options), **translated.source})
+    warnings, notes = check(resolved.config, resolved.origins)
+    return replace(resolved, warnings=overruled + warnings, notes=dropped + translated.notes + notes)
+
+
+def _resolved(found: Mapping[str, Given], *, name: str, source: Mapping[str, Given]) -> Resolved:
     return Resolved(
-        config=config,
-        origins=origins,
+        config=build({name: given.value for name, given in found.items()}),
+        origins={option: found[option].origin for option in config_options()},
         name=name,
-        warnings=overruled + warnings,
-        notes=tie_notes + translated.notes + notes,
-        source=translated.source,
+        source=source,
     )
 
 
@@ -267,28 +293,28 @@ def _weight_options(name: str) -> Mapping[str, Any]:
 
 
 def options_of(resolved: Resolved) -> dict[str, Given]:
-    """Return the value and the origin of every option."""
+    """Return the value and the origin of every option of the configuration."""
     return {
         name: Given(value=getattr(getattr(resolved.config, option.section), name), origin=resolved.origins[name])
-        for name, option in all_options().items()
+        for name, option in config_options().items()
     }
 
 
 def with_values(resolved: Resolved, values: Layer) -> Resolved:
     """Return a configuration with values that follow from what it describes, such as the size of its dataset."""
-    settled = fold(options_of(resolved) | dict(values))
-    config = build({name: given.value for name, given in settled.items()})
-    origins = {name: given.origin for name, given in settled.items()}
+    settled = write_parts(options_of(resolved) | dict(values))
+    kept = {name: given for name, given in resolved.source.items() if not values.keys() & said_by(name)}
+    changed = _resolved(settled, name=resolved.name, source={**kept, **given_parts(values)})
     # Checked again, because what was chosen may not go with what was given; but nothing is said twice.
-    warnings, _ = check(config, origins)
+    warnings, _ = check(changed.config, changed.origins)
     new = tuple(text for text in warnings if text not in resolved.warnings)
-    return replace(resolved, config=config, origins=origins, warnings=resolved.warnings + new)
+    return replace(changed, warnings=resolved.warnings + new, notes=resolved.notes)
 
 
 def build(values: Mapping[str, object]) -> Config:
     """Return the Config of a value for every option, unchecked."""
     by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for name, option in all_options().items():
+    for name, option in config_options().items():
         by_section[option.section][name] = values[name]
     return Config(**{section: SECTIONS[section](**items) for section, items in by_section.items()})
 
@@ -314,17 +340,17 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Given]:
 def _block_layer(block: "Block", kind: str) -> Layer:
     """Return what a block gives: what it merges in, and its own over that. One option under two names is refused."""
     known = option_names(known_options())
-    merged, own = {}, {}
+    merged: dict[str, Given] = {}
+    own: dict[str, Given] = {}
     for entries, layer in ((block.merged, merged), (block.own, own)):
         for entry in entries:
             origin = Origin(kind=kind, where=f"{block.file}:{entry.line}")
             spelled = find_option(entry.key, known, place=f"{origin.where}: ")
-            if layer is own and spelled.name in own:
-                problem = f"{origin.where}: {entry.key} is given twice (first at {own[spelled.name].origin.where})."
+            if layer is own and spelled.name in layer:
+                problem = f"{origin.where}: {entry.key} is given twice (first at {layer[spelled.name].origin.where})."
                 raise ConfigError(problem, rule=f"Both names mean {spelled.name}.", remedy="Keep one of them.")
             layer[spelled.name] = Given(value=_read(spelled, entry.value, origin), origin=origin)
-    refuse_conflicts(own)
-    return join_layers(merged, own)
+    return join_layers(_one_source(merged), _one_source(own))
 
 
 def _option_layer(options: Mapping[str, object], origin: Origin) -> Layer:
@@ -333,8 +359,12 @@ def _option_layer(options: Mapping[str, object], origin: Origin) -> Layer:
     for written, raw in options.items():
         spelled = find_option(written, known, dashes="--" if origin is COMMAND_LINE else "")
         layer[spelled.name] = Given(value=_read(spelled, raw, origin), origin=origin)
+    return _one_source(layer)
+
+
+def _one_source(layer: Layer) -> Layer:
     refuse_conflicts(layer)
-    return layer
+    return read_wholes(layer)
 
 
 def _read(spelled: OptionName, raw: object, origin: Origin) -> Any:

@@ -83,9 +83,6 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
 # what says the norm of a network
 NORM_OPTIONS = (
     "norm_layer",
-    "batch_norm",
-    "group_norm",
-    "groups",
     "group_order",
     "norm_epsilon",
     "proxy_norm",

@@ -84,6 +84,7 @@ NORM_PARAMS: Mapping[str, Keys] = {
             Key(name="num_groups", kind=INT, check=at_least(1)),
             Key(name="channels_per_group", kind=INT, check=at_least(1)),
         ),
+        needs_one=False,  # the number that suits the family
     ),
     "layer_norm": Keys(params=(_NAME,)),
     "none": Keys(params=(_NAME,)),
@@ -170,7 +171,8 @@ def _row(table: Table, name: str | None, given: Mapping[str, Any]) -> Keys:
 
 
 def _check_keys(table: Table, row: Keys, name: str, given: Mapping[str, object]) -> None:
-    either = [f"either {' or '.join(param.name for param in row.one_of)}"] if row.one_of else []
+    optionally = "" if row.needs_one else " (optional)"
+    either = [f"either {' or '.join(param.name for param in row.one_of)}{optionally}"] if row.one_of else []
     optional = [f"{param.name} (optional)" for param in row.params if param.default is not REQUIRED]
     rule = f"{name} takes: {', '.join([*row.required, *either, *optional])}."
     for key in given:
@@ -184,7 +186,7 @@ def _check_keys(table: Table, row: Keys, name: str, given: Mapping[str, object])
         problem = f"{table.option} lacks {', '.join(missing)} for {name}: found {_listed(given)}."
         raise ConfigError(problem, rule=rule, remedy=f"Add {', '.join(missing)} to {table.option}.")
     chosen = [param.name for param in row.one_of if param.name in given]
-    if row.one_of and len(chosen) != 1:
+    if row.one_of and len(chosen) != 1 and (chosen or row.needs_one):
         found = f"both {' and '.join(chosen)}" if chosen else f"none of {', '.join(param.name for param in row.one_of)}"
         raise ConfigError(f"{table.option} has {found}.", rule=rule, remedy="Give exactly one of them.")
 

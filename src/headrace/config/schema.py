@@ -15,6 +15,7 @@ from headrace.config.section_learning import Checkpoint, Learning, Logging, Nume
 from headrace.config.section_model import Model, Weights
 from headrace.config.section_pipeline import Pipeline
 from headrace.config.section_run import Batch, Run
+from headrace.config.spellings import SPELLINGS
 
 __all__ = [
     "SECTIONS",
@@ -33,6 +34,7 @@ __all__ = [
     "Validation",
     "Weights",
     "all_options",
+    "config_options",
     "options_in",
 ]
 
@@ -73,15 +75,24 @@ SECTIONS: dict[str, Any] = {section.name: section.type for section in dataclasse
 
 
 def options_in(sections: Mapping[str, type]) -> Mapping[str, Option]:
-    """Return every option of some sections by its flat name, in order."""
+    """Return every option that is accepted for some sections by its flat name, second names beside their options."""
     found: dict[str, Option] = {}
     for section, cls in sections.items():
-        found.update(options_of(section, cls))
-    assert len(found) == sum(len(dataclasses.fields(cls)) for cls in sections.values()), "a name is in two sections"
+        fields = options_of(section, cls)
+        assert not found.keys() & fields.keys(), "a name is in two sections"
+        for name, option in fields.items():
+            found[name] = option
+            found |= {row.name: row.option for row in SPELLINGS.values() if row.of[0] == name}
     return MappingProxyType(found)
 
 
 @functools.cache
 def all_options() -> Mapping[str, Option]:
-    """Return every option of the schema by its flat name, in order."""
+    """Return every option that is accepted by its flat name, in order."""
     return options_in(SECTIONS)
+
+
+@functools.cache
+def config_options() -> Mapping[str, Option]:
+    """Return the options that are fields of Config by their flat names, in order."""
+    return MappingProxyType({name: option for name, option in all_options().items() if name not in SPELLINGS})

@@ -191,12 +191,6 @@ class Data:
         kind=FLOATS,
         check=all_positive,
     )
-    normalise_input: bool | None = option(
-        None,
-        "On means normalization per-channel, off means centred (only the mean is subtracted); unset leaves it to "
-        "normalization.",
-        aliases=("normalize_input",),
-    )
     accelerator_side_preprocess: bool = option(True, "Normalise and augment on the device instead of on the host.")
     eight_bit_transfer: bool | None = option(
         None,
@@ -243,13 +237,6 @@ class Data:
         if self.generated_data or self.dataset == "generated" or self.synthetic_data == "host":
             return "host"
         return "device" if self.synthetic_data or self.dataset == "synthetic" else ""
-
-    @property
-    def wanted_normalization(self) -> str:
-        """Return the normalization that the two options about it ask for, or auto."""
-        if self.normalise_input is None:
-            return self.normalization
-        return "per-channel" if self.normalise_input else "centred"
 
 
 def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
@@ -353,10 +340,10 @@ DATA_RULES = (
     *(
         Rule(
             broken=lambda facts, name=name, fitting=fitting: (
-                getattr(facts.config.data, name) is not None and facts.config.data.wanted_normalization not in fitting
+                getattr(facts.config.data, name) is not None and facts.config.data.normalization not in fitting
             ),
             problem=lambda facts, name=name: (
-                f"{facts.describe(name)}, but the normalization is {facts.config.data.wanted_normalization}."
+                f"{facts.describe(name)}, but the normalization is {facts.config.data.normalization}."
             ),
             rule=f"{name} is for normalization {' and '.join(fitting[1:])}.",
             remedy=f"Leave {name} or normalization out.",
@@ -469,15 +456,6 @@ DATA_RULES = (
         "accelerator_side_preprocess",
         lambda facts: facts.config.data.fused_preprocessing and not facts.config.data.accelerator_side_preprocess,
         "What is fused is the device's preprocessing.",
-    ),
-    conflict(
-        "normalise_input",
-        "normalization",
-        lambda facts: (
-            facts.config.data.normalise_input is not None
-            and facts.config.data.normalization not in ("auto", facts.config.data.wanted_normalization)
-        ),
-        "Both say how pixels become numbers for the network.",
     ),
     conflict(
         "balanced_sampling",

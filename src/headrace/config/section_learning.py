@@ -1,7 +1,6 @@
 """The sections of the schema about numerics, learning, validation, checkpoints and logging."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from headrace.config.field import Facts, Remark, Rule, conflict, idle, option
@@ -150,9 +149,6 @@ class Learning:
         aliases=("optimiser_params",),
         chosen="momentum 0.9 if the learning rate is chosen, else 0",
     )
-    momentum: float | None = option(
-        None, "Momentum, for optimizers that have one; unset means the one of optimizer_params.", check=fraction
-    )
     lr_schedule: str = option(
         "const",
         "Shape of the learning rate over the run.",
@@ -160,26 +156,12 @@ class Learning:
         synonyms=(("polynomial_decay_lr", "polynomial"),),
         chosen="cosine if the learning rate is chosen, else const",
     )
-    learning_rate: float | None = option(
-        None,
-        "Peak learning rate of a step, whatever the curve and the batch size; unset means the one of "
-        "lr_schedule_params, if that has one.",
-        aliases=("lr",),
-        check=at_least(0),
-        chosen="chosen for the batch size",
-    )
     lr_schedule_params: dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
         "Settings of lr_schedule; initial_learning_rate is per image, absolute_learning_rate for the global batch.",
     )
     lr_warmup_params: dict[str, Any] | None = option(
         None, "Warm-up of the learning rate: warmup_mode (shift or mask) and warmup_epochs; unset means none."
-    )
-    warmup_epochs: float | None = option(
-        None,
-        "Epochs over which the learning rate rises to its peak, 0 for none; unset means those of lr_warmup_params.",
-        check=at_least(0),
-        chosen="a tenth of num_epochs",
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     loss: str = option(
@@ -377,13 +359,6 @@ class Checkpoint:
 class Logging:
     """Where results are recorded."""
 
-    output: str | None = option(
-        None,
-        "Directory of the run, here or in a store (s3://, gs://, az://); the short form of log_dir and run_name.",
-        aliases=("output_dir",),
-        check=lambda path: "" if Path(path).name not in ("", "..") else "must end in the name of a directory",
-        kind=ANYWHERE,
-    )
     log_dir: str = option(
         "runs", "Directory in which each run gets a directory of its own, here or in a store.", kind=ANYWHERE
     )

@@ -17,20 +17,20 @@ from headrace.rows.values import PLACE, above, at_least, between, factors_by_pat
 def variant_of(model: "Model") -> Variant | None:
     """Return the network of a model section, or None where the name is not in the table."""
     try:
-        return find_variant(model.model_name, model.model_size)
+        return find_variant(model.model_name)
     except ConfigError:
         return None
 
 
 def norm_choice(model: "Model") -> dict[str, Any]:
-    """Return the norm as a `norm_layer` mapping, whichever of the options says it."""
+    """Return the norm of the network: the only one that it has, or `norm_layer` with the family's number of groups."""
     variant = variant_of(model)
     if variant and variant.norm != "any":
         return {"name": variant.norm}
-    if not (model.group_norm or model.groups is not None):
+    if model.norm_layer != {"name": "group_norm"}:
         return dict(model.norm_layer)
     family, small = (variant.family, variant.is_small) if variant else ("resnet", False)
-    return {"name": "group_norm", "num_groups": model.groups or FAMILIES[family].groups[small]}
+    return {"name": "group_norm", "num_groups": FAMILIES[family].groups[small]}
 
 
 DIALECTS = ("reference", "torchvision", "timm", "keras")
@@ -45,7 +45,6 @@ class Model:
         "Network to train, or a family together with model_size; `headrace models` lists them.",
         aliases=("model",),
     )
-    model_size: str | None = option(None, "Size of the network where model_name names a family: 50, B4, v3_small.")
     model_dialect: str = option(
         "reference",
         "Whose padding, epsilon and shortcuts to use where definitions of a network differ, so that its weights fit.",
@@ -54,14 +53,8 @@ class Model:
     )
     norm_layer: dict[str, Any] = option(
         {"name": "batch_norm"},
-        "Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group), layer_norm or none.",
-    )
-    batch_norm: bool = option(False, "Use batch norm; short for norm_layer.")
-    group_norm: bool = option(
-        False, "Use group norm with the number of groups that suits the family; short for norm_layer."
-    )
-    groups: int | None = option(
-        None, "Use group norm with this number of groups; short for norm_layer.", check=at_least(1)
+        "Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group; with neither, the "
+        "number of groups that suits the family), layer_norm or none.",
     )
     group_order: str = option(
         "contiguous",
@@ -178,20 +171,10 @@ def _needless_norm(facts: Facts) -> str:
     if variant is None or variant.norm == "any":
         return ""
     allowed = ("norm_epsilon",) if variant.norm != "none" else ()
+    if facts.asked("norm_layer"):  # also the default
+        return "norm_layer"
     names = (*NORM_OPTIONS, "stable_norm")
     return next((name for name in names if name not in allowed and _differs(facts, name)), "")
-
-
-def _contradicting_norms(facts: Facts) -> str:
-    """Return the two options that say different norms, if any."""
-    model = facts.config.model
-    group = "groups" if model.groups is not None else "group_norm" if model.group_norm else ""
-    if model.batch_norm and group:
-        return f"{facts.describe('batch_norm')} and {facts.describe(group)}"
-    said = model.norm_layer["name"].removeprefix("custom_")
-    if _differs(facts, "norm_layer") and (group or (model.batch_norm and said != "batch_norm")):
-        return f"{facts.describe('norm_layer')} and {facts.describe(group or 'batch_norm')}"
-    return ""
 
 
 def _norm_name(facts: Facts) -> str:
@@ -205,12 +188,6 @@ MODEL_RULES = (
         problem=lambda facts: f"{facts.describe(_needless_norm(facts))} for {facts.describe('model_name')}.",
         rule="This network has no norm layers that an option could choose.",
         remedy="Leave the option out.",
-    ),
-    Rule(
-        broken=lambda facts: bool(_contradicting_norms(facts)),
-        problem=lambda facts: f"Two norms are asked for: {_contradicting_norms(facts)}.",
-        rule="A network has one kind of norm; groups says group norm.",
-        remedy="Leave one of them out.",
     ),
     Rule(
         broken=lambda facts: _differs(facts, "group_order") and _norm_name(facts) != "group_norm",

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from headrace.config.field import Option
-from headrace.config.layers import Found, Layer, Tie
+from headrace.config.layers import Found, Layer, Yields
 from headrace.config.schema import SECTIONS, all_options, options_in
 from headrace.core.errors import ConfigError
 
@@ -54,7 +54,7 @@ class Translation:
     """
 
     sections: Mapping[str, type] = field(default_factory=dict)
-    ties: tuple[Tie, ...] = ()
+    yields: tuple[Yields, ...] = ()
     recipes: tuple[Path, ...] = ()
     environment: Callable[[Mapping[str, str]], Layer] = lambda environ: {}
     has_defaults: Callable[[Found], bool] = lambda found: False

@@ -132,17 +132,16 @@ class Options(TypedDict, total=False):
     """How pixels become numbers for the network; auto chooses what suits the dataset."""
     normalisation: Literal["auto", "per-image", "per-channel", "centred", "zero-one", "none"]
     """The same as normalization."""
+    normalise_input: bool | None
+    """On means normalization per-channel, off means centred (only the mean is subtracted)."""
+    normalize_input: bool | None
+    """The same as normalise_input."""
     pixel_mean: float | Sequence[float] | None
     """Mean of each channel's pixels, from 0 to 1, for normalization per-channel or centred; unset means the
     dataset's."""
     pixel_std: float | Sequence[float] | None
     """Standard deviation of each channel's pixels, on the scale of pixel_mean, for normalization per-channel; unset
     means the dataset's."""
-    normalise_input: bool | None
-    """On means normalization per-channel, off means centred (only the mean is subtracted); unset leaves it to
-    normalization."""
-    normalize_input: bool | None
-    """The same as normalise_input."""
     accelerator_side_preprocess: bool
     """Normalise and augment on the device instead of on the host."""
     eight_bit_transfer: bool | None
@@ -243,14 +242,14 @@ class Options(TypedDict, total=False):
     """Whose padding, epsilon and shortcuts to use where definitions of a network differ, so that its weights
     fit."""
     norm_layer: str | Mapping[str, object]
-    """Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group), layer_norm or
-    none."""
+    """Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group; with neither, the
+    number of groups that suits the family), layer_norm or none."""
     batch_norm: bool
     """Use batch norm; short for norm_layer."""
-    group_norm: bool
-    """Use group norm with the number of groups that suits the family; short for norm_layer."""
     groups: int | None
     """Use group norm with this number of groups; short for norm_layer."""
+    group_norm: bool
+    """Use group norm with the number of groups that suits the family; off is batch norm. Short for norm_layer."""
     group_order: Literal["contiguous", "strided"]
     """Which channels form a group: neighbours, or (strided) those with the same index modulo the number of
     groups."""
@@ -466,13 +465,13 @@ class Options(TypedDict, total=False):
         "polynomial_decay_lr",
     ]
     """Shape of the learning rate over the run."""
+    lr_schedule_params: str | Mapping[str, object]
+    """Settings of lr_schedule; initial_learning_rate is per image, absolute_learning_rate for the global batch."""
     learning_rate: float | None
     """Peak learning rate of a step, whatever the curve and the batch size; unset means the one of
     lr_schedule_params, if that has one."""
     lr: float | None
     """The same as learning_rate."""
-    lr_schedule_params: str | Mapping[str, object]
-    """Settings of lr_schedule; initial_learning_rate is per image, absolute_learning_rate for the global batch."""
     lr_warmup_params: str | Mapping[str, object] | None
     """Warm-up of the learning rate: warmup_mode (shift or mask) and warmup_epochs; unset means none."""
     warmup_epochs: float | None
@@ -544,12 +543,12 @@ class Options(TypedDict, total=False):
     checkpoints."""
     weight_avg_exp: float | Sequence[float] | None
     """The same as average_decays."""
+    log_dir: str | os.PathLike[str]
+    """Directory in which each run gets a directory of its own, here or in a store."""
     output: str | os.PathLike[str] | None
     """Directory of the run, here or in a store (s3://, gs://, az://); the short form of log_dir and run_name."""
     output_dir: str | os.PathLike[str] | None
     """The same as output."""
-    log_dir: str | os.PathLike[str]
-    """Directory in which each run gets a directory of its own, here or in a store."""
     run_name: str | None
     """Name of the run's directory; unset means model, dataset and time."""
     progress: Literal["auto", "bar", "plain", "none"]

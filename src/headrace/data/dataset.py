@@ -124,7 +124,7 @@ def _describe(data: Data, absent_ok: bool) -> DataInfo:
             train_counts=() if data.synthetic_on else row.train_counts,
         ),
         augmentation=_or(data.train_augmentation, row.augmentation),
-        normalization=_or(data.wanted_normalization, row.normalization),
+        normalization=_or(data.normalization, row.normalization),
     )
 
 
@@ -224,7 +224,7 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         # Random crops of the decoder are the crop; only images that arrive larger, or uncropped, are cropped on the
         # device.
         augmentation=_or(data.train_augmentation, "flip" if working or (random_crops and not sent) else "flip-crop"),
-        normalization=_or(data.wanted_normalization, "per-channel"),
+        normalization=_or(data.normalization, "per-channel"),
         channel_mean=mean,
         channel_std=std,
         varies=random_crops and not working,
@@ -252,7 +252,7 @@ def _describe_imagenet(data: Data) -> DataInfo:
         num_train=1_281_167,
         num_validation=50_000,
         augmentation=_or(data.train_augmentation, "flip-crop" if sent else "flip"),
-        normalization=_or(data.wanted_normalization, "per-channel"),
+        normalization=_or(data.normalization, "per-channel"),
         channel_mean=mean,
         channel_std=std,
         varies=not data.synthetic_on,
@@ -284,7 +284,7 @@ def _describe_synthetic(data: Data) -> DataInfo:
         # An evaluation needs at least one image.
         num_validation=max(1, num_train // 5),
         augmentation=_or(data.train_augmentation, "none"),
-        normalization=_or(data.wanted_normalization, "per-channel"),
+        normalization=_or(data.normalization, "per-channel"),
         channel_mean=(0.5,) * channels,  # of uniform bytes
         channel_std=(0.28975,) * channels,
         synthetic_on=data.synthetic_on,
@@ -326,7 +326,7 @@ def with_pixel_options(info: DataInfo, data: Data) -> DataInfo:
         return info
     return replace(
         info,
-        normalization=_or(data.wanted_normalization, "per-channel"),
+        normalization=_or(data.normalization, "per-channel"),
         channel_mean=_for_channels("pixel_mean", data.pixel_mean, info.channel_mean),
         channel_std=_for_channels("pixel_std", data.pixel_std, info.channel_std),
     )

@@ -41,7 +41,7 @@ def model_names() -> tuple[str, ...]:
 
 def build_network(model: Model, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
     """Build the network that the model options (`config.model`) select."""
-    variant = find_variant(model.model_name, model.model_size, image_hwc[0])
+    variant = find_variant(model.model_name, image_size=image_hwc[0])
     dialect = DIALECTS["timm" if variant.torch_only and model.model_dialect != "torchvision" else model.model_dialect]
     norm = make_norm_spec(
         norm_choice(model),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.config.shortcuts import SHORTCUTS
+from headrace.config.spellings import PARTS
 from headrace.core.errors import CheckpointError
 from headrace.core.units import format_percent
 from headrace.report.run_summary import UNREADABLE, RunSummary, different_options, read_summary
@@ -29,11 +29,11 @@ def read_compared(paths: Sequence[Path]) -> list[RunSummary]:
 def compare_options(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
     """Return the options in which runs differ, apart from their names, with the value of each run."""
     found = {name: values for name, values in different_options(runs).items() if name not in _NAMES}
-    # A short form is written into its mapping: one row says it.
+    # What a mapping states of its parts is shown beside it: one row says it.
     said = {
-        f"{row.mapping}.{key}": found[row.option]
-        for row in SHORTCUTS
-        if row.option in found
+        f"{row.mapping}.{key}": found[row.name]
+        for row in PARTS
+        if row.name in found
         for key in _keys(found, row.mapping)
     }
     return {name: values for name, values in found.items() if said.get(name) != values}

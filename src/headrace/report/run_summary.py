@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.schema import all_options
+from headrace.config.spellings import shown
 from headrace.core.directory_lock import LOCK_FILE
 from headrace.core.json_text import parse_json
 from headrace.core.units import format_duration, format_list
@@ -264,15 +265,15 @@ def read_summary(path: Path) -> RunSummary:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return RunSummary(path=path, state=UNREADABLE, problem=f"{CONFIG_FILE}: {reason}")
-    file = path / METRICS_FILE
+    file, options = path / METRICS_FILE, shown(saved["values"])
     if not file.is_file():
-        return RunSummary(path=path, state=_without_end(path, NOT_STARTED), options=saved["values"])
+        return RunSummary(path=path, state=_without_end(path, NOT_STARTED), options=options)
     try:
         lines, modified = _telling_lines(file), file.stat().st_mtime
     except OSError as error:
         problem = f"{METRICS_FILE}: {error.strerror}"
-        return RunSummary(path=path, state=UNREADABLE, problem=problem, options=saved["values"])
-    return _summarize(path, saved["values"], lines, modified)
+        return RunSummary(path=path, state=UNREADABLE, problem=problem, options=options)
+    return _summarize(path, options, lines, modified)
 
 
 def _telling_lines(file: Path) -> list[bytes]:

@@ -261,6 +261,8 @@ def _options(files: RunFiles) -> Html:
     values, origins = files.config.get("values", {}), files.config.get("origins", {})
     if not values:
         return Html("")
+    said = files.config.get("source", {})  # what was given in other words, as it was
+    values, origins = values | {name: given.get("value") for name, given in said.items()}, origins | said
 
     def row(name: str) -> tuple[str, str, str]:
         origin = origins.get(name, {})

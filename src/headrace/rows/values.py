@@ -318,10 +318,14 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """The keys of one variant of a mapping. Of `one_of` exactly one must be given, and only that one appears."""
+    """The keys of one variant of a mapping. Of `one_of` exactly one must be given, and only that one appears.
+
+    `needs_one` off: it may be none of them.
+    """
 
     params: tuple[Key, ...]
     one_of: tuple[Key, ...] = ()
+    needs_one: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ class Settled(Options):
     """A configuration while values are chosen for it, with its dataset and devices, which are looked at once."""
 
     def __init__(self, resolved: Resolved, custom: CustomParts) -> None:
-        super().__init__(options_of(resolved))
+        super().__init__(options_of(resolved) | dict(resolved.source))
         self.resolved, self.custom = resolved, custom
         names = (BATCH, RATE, ("num_epochs",), ("precision",))
         self.were_open = [self.is_open(*each) for each in names]
@@ -276,7 +276,7 @@ class Settled(Options):
     @cached_property
     def takes_quick_parts(self) -> bool:
         """Whether the network may have the parts that learn photographs in fewer epochs: it is the recipe's own."""
-        return self.learns_photographs and self.is_free("model_name", "model_size", "norm_layer", *QUICK_PARTS)
+        return self.learns_photographs and self.is_free("model_name", "norm_layer", *QUICK_PARTS)
 
     @property
     def crops_photographs(self) -> bool:

@@ -195,8 +195,12 @@ def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> d
     # Pictures given by code are shaped by options, as those of folders are.
     if saved["values"].get("dataset") == "folder" and "dataset" in by_code:
         left_out -= {"dataset", "image_size", "num_channels"}
-    values = {name: value for name, value in saved["values"].items() if name not in left_out}
-    return saved | {"values": values, "custom": dict(custom)}
+    kept = {
+        part: {name: value for name, value in saved[part].items() if name not in left_out}
+        for part in ("values", "source")
+        if part in saved
+    }
+    return {**saved, **kept, "custom": dict(custom)}
 
 
 REPLACED = ("network", "dataset")  # what code can give instead of options

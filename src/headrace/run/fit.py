@@ -20,6 +20,7 @@ from headrace.config.checks import check_start
 from headrace.config.load import Resolved, override, to_flat
 from headrace.config.schema import Logging
 from headrace.config.section_compiler import describe_without_effect
+from headrace.config.spellings import shown
 from headrace.core import __version__
 from headrace.core.device_access import COMPILING, leave_devices
 from headrace.core.errors import ConfigError
@@ -672,7 +673,7 @@ def _about(design: Design, directory: Path, step: int) -> RunDescription:
     """Return what trackers receive about the run."""
     plan = design.plan.to_dict()
     return RunDescription(
-        directory=directory, name=directory.name, options=to_flat(design.config), plan=plan, step=step
+        directory=directory, name=directory.name, options=shown(to_flat(design.config)), plan=plan, step=step
     )
 
 

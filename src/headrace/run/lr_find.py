@@ -113,7 +113,7 @@ def find_learning_rate(
                 break
             block = feed.next(metrics["loss"])
     found = suggest(growing_rates(num_steps, lowest, highest), smooth[:num_steps])
-    was_chosen = settled.origins["learning_rate"].kind == CHOSEN
+    was_chosen = settled.origin("learning_rate").kind == CHOSEN
     return replace(found, peak=_peak(planned), was_chosen=was_chosen)
 
 

@@ -319,7 +319,10 @@ class Model:
         resolved, custom = self._data_parts(data, labels, validation_data, options)
         of_run = {name: LOADED for name, value in self._carried.items() if options.get(name) == value}
         known = {name: origin for name, origin in of_run.items() if name in resolved.origins}
-        resolved = replace(resolved, origins={**resolved.origins, **known})
+        source = {
+            name: replace(given, origin=of_run.get(name, given.origin)) for name, given in resolved.source.items()
+        }
+        resolved = replace(resolved, origins={**resolved.origins, **known}, source=source)
         return resolved, replace(custom, weights=self._weights and self._weights.raw)
 
     def _data_parts(
@@ -632,8 +635,12 @@ class Model:
         given = {name: option.value for name, option in saved.given().items()}
         # Where its data was and what its run was called says nothing about the model.
         kept = {name: value for name, value in given.items() if name not in NAMED_OF_ONE_SET | OF_ONE_RUN}
-        if norm_choice(saved.config.model)["name"] not in ("batch_norm", "custom_batch_norm"):
-            kept.pop("bn_momentum_start", None)  # of a recipe, which may be for any network; asked for, it is refused
+        # Of a recipe, which may be for any network; asked for, they are refused where they have no meaning.
+        norm = norm_choice(saved.config.model)["name"]
+        if norm not in ("batch_norm", "custom_batch_norm"):
+            kept.pop("bn_momentum_start", None)
+        if norm != saved.config.model.norm_layer["name"]:
+            kept.pop("norm_layer", None)
         # Without a recipe: what the run's own gave is among its saved options.
         if network is None:
             model = cls(config="none", **kept | added)

@@ -109,7 +109,7 @@ def spec_of(info: DataInfo) -> ImageSpec:
 def normalised_spec(spec: ImageSpec, data: Data) -> ImageSpec:
     """Return a description of images with ImageNet's normalization, where no training has decided it."""
     mean, std = usual_statistics(spec.image_hwc[2])
-    wanted = data.wanted_normalization
+    wanted = data.normalization
     normalization = "per-channel" if wanted == "auto" else wanted
     return replace(spec, image_dtype="uint8", normalization=normalization, channel_mean=mean, channel_std=std)
 
@@ -117,7 +117,7 @@ def normalised_spec(spec: ImageSpec, data: Data) -> ImageSpec:
 def planned_spec(spec: ImageSpec, network: Network, data: Data) -> ImageSpec:
     """Return what is known of the images, with placeholders for what only the data can say."""
     # Images are 8 bits nearly always. Without normalization they are more likely numbers that have been prepared.
-    dtype = spec.image_dtype or ("float32" if data.wanted_normalization == "none" else "uint8")
+    dtype = spec.image_dtype or ("float32" if data.normalization == "none" else "uint8")
     channels = network.input_hwc[2]
     return replace(
         spec,
@@ -148,7 +148,7 @@ def unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: An
     if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 2):
         raise ConfigError(f"num_classes is {num_classes!r}.", rule="It is a whole number of 2 or more.")
     classes = num_classes or (len(names) if names is not None else 0)
-    size = config.data.image_size or find_variant(config.model.model_name, config.model.model_size).image_size
+    size = config.data.image_size or find_variant(config.model.model_name).image_size
     height, width, channels = shape or (size, size, config.data.num_channels)
     return ImageSpec(
         image_hwc=(height, width, channels),

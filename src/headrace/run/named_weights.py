@@ -111,7 +111,7 @@ def pixels_of_weights(facts: WeightFacts | None, images: Any, options: Mapping[s
 
 
 def _load(config: Config, foreign: ForeignWeights, num_classes: int) -> Weights:
-    variant = find_variant(config.model.model_name, config.model.model_size)
+    variant = find_variant(config.model.model_name)
     size = config.data.image_size or variant.image_size
     network = build_network(config.model, num_classes, (size, size, config.data.num_channels))
     return _load_into(network, foreign, config)
@@ -137,7 +137,7 @@ def _input_form(config: Config, network: Network) -> InputForm:
     mean, std = usual_statistics(network.input_hwc[2])
     return InputForm(
         image_hwc=network.input_hwc,
-        normalization="per-channel" if data.wanted_normalization == "auto" else data.wanted_normalization,
+        normalization="per-channel" if data.normalization == "auto" else data.normalization,
         mean=tuple(data.pixel_mean or mean),
         std=tuple(data.pixel_std or std),
         shorter_side=data.eval_resize_size,

@@ -13,6 +13,7 @@ from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
 from headrace.config.networks import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.config.schema import all_options
+from headrace.config.spellings import shown
 from headrace.config.translations import known_options
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.job import ProcessGroup
@@ -218,14 +219,14 @@ def free_options(options: Mapping[str, object]) -> dict[str, Any]:
 
 def refuse_other_command(path: Path, saved: Resolved, resolved: Resolved) -> None:
     """Refuse to resume a run that was started with another configuration; devices and paths may differ."""
-    old, new = to_flat(saved.config), to_flat(resolved.config)
+    old, new = (shown(to_flat(each.config)) for each in (saved, resolved))
     # What nobody gave, then or now, was chosen for the dataset and the devices of then, and stays.
     unasked = (CHOSEN, LAUNCHER, "measured")
     given = {
         name
         for each in (saved, resolved)
-        for name, origin in each.origins.items()
-        if origin.is_given and origin.kind not in unasked
+        for name in (*each.origins, *each.source)
+        if each.origin(name).is_given and each.origin(name).kind not in unasked
     }
     changed = [name for name in old if old[name] != new[name] and not _is_free(name) and name in given]
     # The same batch can be divided in many ways.

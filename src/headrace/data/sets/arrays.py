@@ -76,7 +76,7 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
     source = train or validation
     dtype = str(source.dtype) if source is not None else spec.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
-    wanted = data.wanted_normalization
+    wanted = data.normalization
     given = data.pixel_mean is not None or data.pixel_std is not None
     normalization = _normalization("per-channel" if given and wanted == "auto" else wanted, spec.normalization, dtype)
     mean, std = spec.channel_mean, spec.channel_std

@@ -1,10 +1,13 @@
-"""learning_rate, momentum and warmup_epochs: what they do to each curve and recipe, and what wins over what."""
+"""Second names of options: what they say of each curve, norm and recipe, and what wins over what."""
 
 import json
 
 import pytest
 
-from headrace.config.load import Resolved, config_from, from_saved, override, resolve, to_saved
+from headrace.config.field import DEFAULT
+from headrace.config.load import Resolved, config_from, from_saved, override, resolve, resolve_code, to_saved
+from headrace.config.schema import all_options, config_options
+from headrace.config.spellings import SPELLINGS, shown
 from headrace.core.errors import ConfigError
 from headrace.engine.lr_curve import make_lr_curve
 
@@ -32,7 +35,7 @@ def test_it_is_the_peak_of_every_curve_whatever_the_recipe_says(name, rate, tmp_
     file.write_text(json.dumps({"one": {"lr_schedule": name, "lr_schedule_params": params}}))
     resolved = resolve({"learning_rate": "0.25"}, "one", str(file), environ={})
     assert max(rates(resolved.config)) == pytest.approx(0.25, rel=1e-6)
-    assert str(resolved.origins["learning_rate"]) == "command line"
+    assert str(resolved.origin("learning_rate")) == "command line"
     assert str(resolved.origins["lr_schedule_params"]).endswith("mine.yml:1, with learning_rate")
     warmed = resolve({"lr": "0.25", "warmup_epochs": "2"}, "one", str(file), environ={}).config
     assert warmed.learning.lr_warmup_params == {"warmup_mode": "shift", "warmup_epochs": 2.0}
@@ -106,12 +109,12 @@ def test_the_stronger_source_wins(tmp_path):
 
     assert learn("one", learning_rate="0.2").config.learning.lr_schedule_params == {"absolute_learning_rate": 0.2}
     mapping = learn("one", lr_schedule_params='{"absolute_learning_rate": 0.3}')
-    assert mapping.config.learning.learning_rate is None
+    assert "learning_rate" not in mapping.source
     assert mapping.config.learning.lr_schedule_params == {"absolute_learning_rate": 0.3}
     assert any("learning_rate 0.1 (file" in note for note in mapping.notes)
     assert learn("two", momentum="0.5").config.learning.optimizer_params == {"momentum": 0.5}
     adamw = learn("one", optimizer="adamw")
-    assert adamw.config.learning.momentum is None
+    assert "momentum" not in adamw.source
     assert any("momentum 0.9 (file" in note for note in adamw.notes)
 
 
@@ -141,8 +144,9 @@ def test_a_saved_run_comes_back_and_may_be_changed():
     assert override(saved, {}, {}).origins == resolved.origins
     changed = override(saved, {"learning_rate": "0.2"}, {}).config.learning
     assert changed.lr_schedule_params == {"absolute_learning_rate": 0.2}
-    mapping = override(saved, {"lr_schedule_params": '{"initial_learning_rate": 0.01}'}, {}).config.learning
-    assert (mapping.learning_rate, mapping.lr_schedule_params) == (None, {"initial_learning_rate": 0.01})
+    mapping = override(saved, {"lr_schedule_params": '{"initial_learning_rate": 0.01}'}, {})
+    assert mapping.source.keys() == {"momentum"}
+    assert mapping.config.learning.lr_schedule_params == {"initial_learning_rate": 0.01}
 
 
 @pytest.mark.reference
@@ -158,3 +162,98 @@ def test_a_recipe_of_the_reference_takes_it_too():
 @pytest.mark.parametrize(("word", "platform"), [("cpu", "cpu"), ("gpu", "cuda"), ("TPU", "tpu"), ("rocm", "rocm")])
 def test_the_device(word, platform):
     assert resolve({"device": word}, environ={}).config.run.platform == platform
+
+
+def test_a_second_name_is_no_field_of_the_configuration():
+    assert not SPELLINGS.keys() & config_options().keys()
+    names = list(all_options())
+    for row in SPELLINGS.values():
+        assert all_options()[row.of[0]].section == row.option.section
+        assert names.index(row.of[0]) < names.index(row.name), "help lists it behind the option that it says"
+
+
+def test_what_says_all_of_an_option_is_that_option_in_every_source(tmp_path):
+    file = tmp_path / "mine.yml"
+    given = {"groups": 4, "normalise_input": True, "output": "a/b"}
+    file.write_text(json.dumps({"one": given}))
+    for resolved in (
+        resolve({}, "one", str(file), environ={}),
+        resolve({name: str(value) for name, value in given.items()}, "none", environ={}),
+        resolve_code(given),
+    ):
+        config = resolved.config
+        assert config.model.norm_layer == {"name": "group_norm", "num_groups": 4}
+        logging = resolved.config.logging
+        assert (config.data.normalization, logging.log_dir, logging.run_name) == ("per-channel", "a", "b")
+        assert resolved.source == {}
+        assert resolved.origins["norm_layer"] == resolved.origins["run_name"] != DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("weaker", "stronger", "norm"),
+    [
+        ("group_norm: true", {"batch_norm": "true"}, {"name": "batch_norm"}),
+        ("group_norm: true", {"no_group_norm": "true"}, {"name": "batch_norm"}),
+        ("groups: 4", {"norm_layer": "name=layer_norm"}, {"name": "layer_norm"}),
+        ("groups: 4", {"group_norm": "true"}, {"name": "group_norm"}),
+        ("norm_layer: {name: layer_norm}", {"groups": "8"}, {"name": "group_norm", "num_groups": 8}),
+        ("groups: 4\n  group_norm: true", {}, {"name": "group_norm", "num_groups": 4}),
+    ],
+)
+def test_the_stronger_source_says_the_norm_whatever_its_words(weaker, stronger, norm, tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text(f"one:\n  {weaker}\n")
+    assert resolve(stronger, "one", str(file), environ={}).config.model.norm_layer == norm
+
+
+def test_a_run_of_an_earlier_version_had_second_names_among_its_options():
+    saved = to_saved(resolve({"dataset": "cifar10", "lr_schedule": "cosine"}, "none", environ={}))
+    said = {"kind": "command line", "where": ""}
+    saved["values"] |= {
+        "learning_rate": 0.1,
+        "lr_schedule_params": {"absolute_learning_rate": 0.1},
+        "momentum": None,
+        "group_norm": True,
+        "groups": None,
+        "batch_norm": False,
+        "normalise_input": False,
+        "output": None,
+        "model_name": "cifar_resnet20",
+        "model_size": "20",
+    }
+    saved["origins"] |= dict.fromkeys(("learning_rate", "group_norm", "normalise_input", "model_size"), said)
+    saved["origins"]["lr_schedule_params"] = {"kind": "default", "where": "with learning_rate"}
+    run = from_saved(json.loads(json.dumps(saved)))
+    assert (run.config.model.norm_layer, run.config.data.normalization) == ({"name": "group_norm"}, "centred")
+    assert run.config.learning.lr_schedule_params == {"absolute_learning_rate": 0.1}
+    assert {name: given.value for name, given in run.source.items()} == {"learning_rate": 0.1}
+    more = override(run, {"epochs": "3"}, {})
+    assert (more.config.model, more.config.learning, more.config.data) == (
+        run.config.model,
+        run.config.learning,
+        run.config.data,
+    )
+    stepped = '{"boundaries": [1], "values": [1, 0.1]}'
+    other = override(run, {"lr_schedule": "stepped", "lr_schedule_params": stepped}, {})
+    assert other.config.learning.lr_schedule_params["values"] == [1, 0.1]
+    assert shown(saved["values"])["norm_layer"] == {"name": "group_norm"}
+    assert shown(saved["values"])["learning_rate"] == 0.1
+    assert "group_norm" not in shown(saved["values"])
+
+
+def test_writing_a_rate_again_changes_no_bit_of_a_stepped_curve():
+    params = '{"boundaries": [1, 2], "values": [0.3, 0.7, 0.1]}'
+    saved = resolve({"lr_schedule": "stepped", "lr_schedule_params": params}, "none", environ={})
+    for rate in ("0.11", "0.3", "0.013"):
+        once = override(saved, {"lr": rate}, {})
+        assert override(once, {"epochs": "9"}, {}).config.learning == once.config.learning
+
+
+def test_people_see_the_parts_of_any_mapping():
+    assert shown({"optimizer_params": {"momentum": 0.9}, "lr_schedule_params": {"values": [1, 3]}}) == {
+        "optimizer_params": {"momentum": 0.9},
+        "lr_schedule_params": {"values": [1, 3]},
+        "learning_rate": 3,
+        "momentum": 0.9,
+        "warmup_epochs": None,
+    }
