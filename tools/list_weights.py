@@ -24,12 +24,13 @@ import torchvision  # pyright: ignore[reportMissingImports]
 from timm.models import get_pretrained_cfg, list_pretrained  # pyright: ignore[reportMissingImports]
 
 from headrace.config.load import config_from
-from headrace.config.networks import OPTION_FAMILIES, find_variant
+from headrace.config.networks import find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.model.zoo import build_network
+from headrace.rows.networks import OPTION_FAMILIES
 from headrace.weights.name_schemes import pair_names
 from headrace.weights.name_tables import SCHEMES
 

@@ -3,16 +3,13 @@
 import pytest
 
 from headrace.config.load import config_from, override, resolve
-from headrace.config.networks import FAMILIES, OPTION_FAMILIES, VARIANTS
 from headrace.config.schema import all_options
 from headrace.config.section_model import norm_choice
 from headrace.core.errors import ConfigError
-from headrace.model.zoo import ROWS
+from headrace.rows.networks import OPTION_FAMILIES
 
 
-def test_every_network_of_the_table_can_be_built_and_no_other():
-    assert set(VARIANTS) == set(ROWS)
-    assert {row.family for row in VARIANTS.values()} == set(FAMILIES)
+def test_options_of_families_are_options():
     assert all(all_options()[option].section == "model" for option in OPTION_FAMILIES)
 
 

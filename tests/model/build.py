@@ -1,21 +1,23 @@
 """Short ways to a network."""
 
+import importlib
 from typing import Any
 
 import jax
 
 from headrace.config.load import config_from
-from headrace.config.networks import VARIANTS, find_variant
+from headrace.config.networks import find_variant
 from headrace.model.activations import Activation
 from headrace.model.build_options import DIALECTS, BuildOptions
 from headrace.model.composite import Chain, Residual
 from headrace.model.context import Ctx
-from headrace.model.families.row import Row
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.model.zoo import build_network
+from headrace.rows.network import NetworkRow
+from headrace.rows.networks import FAMILIES
 
 
 def network(
@@ -33,17 +35,22 @@ def compute(layer: Any, params: Any, stats: Any, x: Any, ctx: Ctx) -> Any:
 
 
 def row_network(
-    row: Row, image: tuple[int, int, int] = (32, 32, 3), num_classes: int = 5, norm: NormSpec | None = None
+    row: NetworkRow, image: tuple[int, int, int] = (32, 32, 3), num_classes: int = 5, norm: NormSpec | None = None
 ) -> Network:
     """Build a network from a row that is in no table: one too small to be of use, and soon compiled."""
     build = BuildOptions(
-        variant=VARIANTS["resnet50"],
+        name=row.name,
         norm=norm or NormSpec(epsilon=1e-5),
         dialect=DIALECTS["timm"],
         options=config_from({}).model,
         num_classes=num_classes,
     )
-    return Network(name="row", blocks=row.blocks(build), input_hwc=image, num_classes=num_classes)
+    return Network(
+        name="row",
+        blocks=importlib.import_module(FAMILIES[row.family].module).blocks(row, build),
+        input_hwc=image,
+        num_classes=num_classes,
+    )
 
 
 def small_squeeze_excite(

@@ -50,6 +50,8 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    # sixteen units of the second group more: 1x1, 3x3 and 1x1 convolutions, two numbers for each channel of their norms
+    "resnet200": 60_192_808 + 16 * (512 * 128 + 9 * 128 * 128 + 128 * 512 + 2 * (128 + 128 + 512)),
     "resnext14": 9_411_880,
     "resnext26": 15_389_480,
     "resnext50": 25_028_904,

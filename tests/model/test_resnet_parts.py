@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.config.networks import VARIANTS
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.composite import Residual
@@ -15,12 +14,13 @@ from headrace.model.context import Ctx
 from headrace.model.layers import BlurPool, Conv
 from headrace.model.network import weights_like
 from headrace.model.norm import Norm
+from headrace.rows.networks import NETWORKS
 from tests.harness import OPTIONS, Stages, assert_close, make_samples, train_pipelined, train_steps
 from tests.ops.naive import conv
 
 from .build import compute, network
 
-RESIDUAL = [name for name, row in VARIANTS.items() if row.family in ("resnet", "resnext", "seresnet", "seresnext")]
+RESIDUAL = [name for name, row in NETWORKS.items() if row.family in ("resnet", "resnext", "seresnet", "seresnext")]
 TODAY = {"stem": "deep", "downsample": "max-blur", "zero_init_residual": True, "activation": "mish"}
 
 

@@ -11,12 +11,12 @@ import pytest
 from headrace.core.tree import flatten_named, unflatten_named
 from headrace.data.augmentation.preprocess import Preprocess
 from headrace.model.context import Ctx, Draws
-from headrace.model.families.convnext import ConvNeXt
-from headrace.model.families.densenet import DenseNet
-from headrace.model.families.efficientnet import EfficientNet, Group
-from headrace.model.families.regnet import RegNet
-from headrace.model.families.resnet import ResNet
-from headrace.model.families.vgg import Vgg
+from headrace.rows.networks.convnext import ConvNeXtRow
+from headrace.rows.networks.densenet import DenseNetRow
+from headrace.rows.networks.efficientnet import EfficientNetRow, Group
+from headrace.rows.networks.regnet import RegNetRow
+from headrace.rows.networks.resnet import ResNetRow
+from headrace.rows.networks.vgg import VggRow
 from headrace.weights.onnx_file import write_onnx
 
 from .build import row_network
@@ -25,22 +25,25 @@ _FUSED = (Group(3, 1, 8, 8, 1, 1, fused=True), Group(3, 1, 8, 16, 4, 2, fused=Tr
 
 ROWS = {
     "efficientnet_v2": (
-        EfficientNet(width=1.0, depth=1.0, dropout_rate=0.2, groups=_FUSED),
+        EfficientNetRow(name="small", width=1.0, depth=1.0, dropout_rate=0.2, groups=_FUSED),
         ["block1a/project_bn", "block2a/project_conv", "block3b/se"],
     ),
     "efficientnet_lite": (
-        EfficientNet(width=0.5, depth=1.0, dropout_rate=0.0, groups=_FUSED[2:], lite=True),
+        EfficientNetRow(name="small", width=0.5, depth=1.0, dropout_rate=0.0, groups=_FUSED[2:], lite=True),
         ["block1b/dwconv", "top/bn"],
     ),
     "resnet": (
-        ResNet(units=(1, 1), unit="basic", stem="deep", squeezes=True),
+        ResNetRow(name="small", family="resnet", units=(1, 1), unit="basic", stem="deep", squeezes=True),
         ["conv1/2_conv", "conv2_block1/se", "conv3_block1/0_conv"],
     ),
-    "regnet": (RegNet(2, 8, 8.0, 2.0, 4, squeezes=True), ["group1_block1/2_conv", "group2_block1/se"]),
-    "densenet": (DenseNet(units=(1, 2), growth=4, stem=8), ["stem/pool", "group2/conv"]),
-    "vgg": (Vgg(units=(1, 1), widths=(4, 8), hidden=16), ["group2_conv1/relu", "fc1/relu"]),
+    "regnet": (
+        RegNetRow(name="small", depth=2, first=8, slope=8.0, factor=2.0, group_width=4, squeezes=True),
+        ["group1_block1/2_conv", "group2_block1/se"],
+    ),
+    "densenet": (DenseNetRow(name="small", units=(1, 2), growth=4, stem=8), ["stem/pool", "group2/conv"]),
+    "vgg": (VggRow(name="small", units=(1, 1), widths=(4, 8), hidden=16), ["group2_conv1/relu", "fc1/relu"]),
     "convnext": (
-        ConvNeXt(units=(1, 1), widths=(8, 12), survival=0.6),
+        ConvNeXtRow(name="small", units=(1, 1), widths=(8, 12), survival=0.6),
         ["stem/ln", "group1_block1/expand_conv", "group2_block1/scale", "top"],
     ),
 }

@@ -42,7 +42,7 @@ def test_the_plain_kernels_compute_what_loops_in_float64_do(target, tmp_path, mo
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.chdir(ROOT)
     build = runpy.run_path("setup.py")
-    assert list(build["KERNEL_VARIANTS"]) == ["kernels"]
+    assert list(build["KERNEL_NETWORKS"]) == ["kernels"]
     flags = [*build["KERNEL_FLAGS"], "-fPIC", '-DHEADRACE_SOURCE_HASH="test"']
     headers, library, check = f"-isystem{jax.ffi.include_dir()}", tmp_path / f"kernels{SUFFIX}", tmp_path / "check"
     sources = [str(path) for path in sorted((ROOT / "src/headrace/native").glob("*.cc"))]

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.config.networks import OPTION_FAMILIES, find_variant
+from headrace.config.networks import find_variant
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
+from headrace.rows.networks import OPTION_FAMILIES
 from headrace.weights.convert import export_names, load_into
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import ForeignWeights, read_file

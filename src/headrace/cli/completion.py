@@ -186,9 +186,9 @@ def _values(flag: str, before: list[str]) -> Candidates:
 
 
 def _models() -> Candidates:
-    from headrace.config.networks import VARIANTS
+    from headrace.rows.networks import NETWORKS
 
-    yield from ((variant.name, f"{variant.image_size} pixels") for variant in VARIANTS.values())
+    yield from ((variant.name, f"{variant.image_size} pixels") for variant in NETWORKS.values())
 
 
 def _recipes(before: list[str]) -> Candidates:

@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import Given, Layer
-from headrace.config.networks import Variant, find_variant
+from headrace.config.networks import find_variant
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.config.spellings import SIZE, write_parts
 from headrace.core.errors import ConfigError
+from headrace.rows.network import NetworkRow
 
 ALL_CHECKPOINTS = 1_000_000  # more than any run saves
 PIXEL_OPTIONS = ("normalization", "pixel_mean", "pixel_std")
@@ -130,7 +131,7 @@ class _Facts(Options):
         return self[SIZE.name] if SIZE.name in self.found else None
 
     @cached_property
-    def variant(self) -> Variant | None:
+    def variant(self) -> NetworkRow | None:
         """The network; None where it is none of the table: refused, or found elsewhere, when it is built."""
         try:
             return find_variant(self["model_name"], self.model_size, self.image_size)
@@ -140,7 +141,7 @@ class _Facts(Options):
             return None
 
 
-def _takes_own_size(dataset: str, variant: Variant) -> bool:
+def _takes_own_size(dataset: str, variant: NetworkRow) -> bool:
     """Say whether images get the network's own size: synthetic ones do, and all image files for an EfficientNet."""
     return dataset in _ANY_SIZE or (dataset in IMAGE_DATASETS and variant.family == "efficientnet")
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.field import DEFAULT, Option, Origin
-from headrace.config.networks import OPTION_FAMILIES, family_of
+from headrace.config.networks import family_of
 from headrace.config.params import known_keys
 from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_pipeline import stages_of_splits
 from headrace.job import ProcessInfo, detect_process_info
+from headrace.rows.networks import OPTION_FAMILIES
 from headrace.rows.values import format_value
 
 

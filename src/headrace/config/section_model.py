@@ -1,20 +1,22 @@
 """The section of the schema that describes the network.
 
-An option that concerns some families only is unset by default, which means the family's own; VARIANTS says which.
+An option that concerns some families only is unset by default, which means the family's own; NETWORKS says which.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.field import COMMAND_LINE, Facts, Remark, Rule, conflict, idle, option
-from headrace.config.networks import FAMILIES, NORM_OPTIONS, OPTION_FAMILIES, Variant, find_variant
+from headrace.config.networks import NORM_OPTIONS, find_variant
 from headrace.core.errors import ConfigError
+from headrace.rows.network import NetworkRow
+from headrace.rows.networks import FAMILIES, OPTION_FAMILIES
 from headrace.rows.values import PLACE, above, at_least, between, factors_by_pattern, fraction, regular_expressions
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
 
 
-def variant_of(model: "Model") -> Variant | None:
+def variant_of(model: "Model") -> NetworkRow | None:
     """Return the network of a model section, or None where the name is not in the table."""
     try:
         return find_variant(model.model_name)

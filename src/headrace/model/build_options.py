@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.config.networks import Variant
 from headrace.config.schema import Model
 from headrace.model.activations import activation_of
 from headrace.model.composite import Named
@@ -15,7 +14,7 @@ from headrace.ops.pool import Padding
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How definitions of the same network differ between libraries; `epsilons` by prefix of the network's name.
+    """How definitions of the same network differ between libraries.
 
     Symmetric padding is PyTorch's: equal on all sides, even where a stride leaves a pixel over. Otherwise it is SAME.
     """
@@ -23,7 +22,7 @@ class Dialect:
     symmetric: bool
     projects_first_group: bool  # ResNet-10, 18, 34: 1x1 convolution on the first shortcut, although shapes match
     shortcut: Literal["pad-end", "pad-both"]  # of CIFAR ResNets
-    epsilons: Mapping[str, float]
+    epsilon: float  # of norms; rows say where a network has another
     strides_first: bool = False  # the first 1x1 convolution of a bottleneck has the stride, not the 3x3 one
     symmetric_mobilenets: bool = True
 
@@ -33,30 +32,20 @@ DIALECTS: Mapping[str, Dialect] = {
         symmetric=False,
         projects_first_group=True,
         shortcut="pad-end",
-        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-5, "": DEFAULT_EPSILON},
+        epsilon=DEFAULT_EPSILON,
     ),
     "torchvision": Dialect(
         symmetric=True,
         projects_first_group=False,
         shortcut="pad-both",
-        epsilons={
-            "efficientnet_b5": 1e-3,
-            "efficientnet_b6": 1e-3,
-            "efficientnet_b7": 1e-3,
-            "efficientnet_v2": 1e-3,
-            "mobilenet_v3": 1e-3,
-            "convnext": 1e-6,
-            "": 1e-5,
-        },
+        epsilon=1e-5,
     ),
-    "timm": Dialect(
-        symmetric=True, projects_first_group=False, shortcut="pad-both", epsilons={"convnext": 1e-6, "": 1e-5}
-    ),
+    "timm": Dialect(symmetric=True, projects_first_group=False, shortcut="pad-both", epsilon=1e-5),
     "keras": Dialect(
         symmetric=False,
         projects_first_group=True,
         shortcut="pad-end",
-        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-3, "": DEFAULT_EPSILON},
+        epsilon=DEFAULT_EPSILON,
         strides_first=True,
         symmetric_mobilenets=False,
     ),
@@ -67,7 +56,7 @@ DIALECTS: Mapping[str, Dialect] = {
 class BuildOptions:
     """The choices for a whole network, and the layers they determine."""
 
-    variant: Variant
+    name: str  # of the network
     norm: NormSpec
     dialect: Dialect
     options: Model
@@ -103,12 +92,6 @@ class BuildOptions:
             proxy = ProxyActivation(kind=kind, epsilon=self.norm.proxy_epsilon)
             return (name, Norm(spec=self.norm, learnt=False)), (activation, proxy)
         return (name, layer), (activation, activation_of(kind))
-
-
-def default_epsilon(dialect: Dialect, name: str) -> float:
-    """Return the norm epsilon of a network in a dialect; the longest matching prefix wins."""
-    beginning = max((start for start in dialect.epsilons if name.startswith(start)), key=len)
-    return dialect.epsilons[beginning]
 
 
 def near_multiple(channels: float, divisor: int = 8, least: float = 0.9) -> int:

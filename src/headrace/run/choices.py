@@ -16,7 +16,7 @@ from headrace.config.derived import Derived, Options, apply_rows
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import IMAGES_RECIPE, NO_RECIPE, Resolved, build, options_of, with_values
-from headrace.config.networks import OPTION_FAMILIES, find_variant
+from headrace.config.networks import find_variant
 from headrace.config.schema import Config, Data, Model
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.section_learning import CURRENT_TIME
@@ -31,6 +31,7 @@ from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group, devices_of_this_process, is_watched
 from headrace.plan.batch import make_batch_plan
+from headrace.rows.networks import OPTION_FAMILIES
 from headrace.run.choice_rules import (
     FEWEST_PHOTOGRAPHS,
     FINE_TUNING,

@@ -11,13 +11,14 @@ from headrace.checkpoint.store import checkpoint_name, read_newest
 from headrace.config.field import CHOSEN, normalise_name, option_names
 from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
-from headrace.config.networks import NORM_OPTIONS, OPTION_FAMILIES
+from headrace.config.networks import NORM_OPTIONS
 from headrace.config.schema import all_options
 from headrace.config.spellings import shown
 from headrace.config.translations import known_options
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.job import ProcessGroup
 from headrace.plan.steps import StepPlan
+from headrace.rows.networks import OPTION_FAMILIES
 from headrace.rows.row import Metric
 from headrace.run.design import BATCH_OPTIONS, NOTHING, CustomParts, design_run
 from headrace.run.directory import PARTS, RunDirectory, parse_run, read_saved, sweep

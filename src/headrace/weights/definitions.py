@@ -9,12 +9,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.config.networks import OPTION_FAMILIES
 from headrace.config.schema import Model
 from headrace.config.section_model import DIALECTS, variant_of
 from headrace.core.errors import ConfigError
 from headrace.model.network import Network, weights_like
 from headrace.model.zoo import build_network
+from headrace.rows.networks import OPTION_FAMILIES
 from headrace.weights.convert import HEADRACE_NAMES, Naming, Shapes, find_naming, flat_weights, is_ignored
 
 OPTIONS = ("model_dialect", "shortcut")  # that say whose definition it is

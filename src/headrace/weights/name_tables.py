@@ -4,7 +4,8 @@ Our name is on the left, theirs on the right; what a row means stands above. A n
 scheme that covers it.
 """
 
-from headrace.model.families.vgg import VGGS, Vgg
+from headrace.model.families.vgg import places
+from headrace.rows.networks.vgg import VGGS, VggRow
 from headrace.weights.name_schemes import KERAS_TENSORS, Scheme, layer_rows
 
 Rows = tuple[tuple[str, str, str], ...]  # our layer, theirs, kind
@@ -277,8 +278,8 @@ _VGG_HEADS = {
 }
 
 
-def _vgg(row: Vgg, library: str) -> Rows:
-    units = (_conv_norm(f"{name}/", f"features.{at}", f"features.{at + 1}") for name, at in row.places().items())
+def _vgg(row: VggRow, library: str) -> Rows:
+    units = (_conv_norm(f"{name}/", f"features.{at}", f"features.{at + 1}") for name, at in places(row).items())
     return *(row for unit in units for row in unit), *_VGG_HEADS[library]
 
 
@@ -295,7 +296,7 @@ _TORCH_SCHEMES = (
     ("torchvision", _DENSENET),
     ("timm", _DENSENET),
     # by depth: the names of a shallower VGG are all in the rows of a deeper one, at other places
-    *((library, _vgg(row, library)) for row in VGGS.values() for library in _VGG_HEADS),
+    *((library, _vgg(row, library)) for row in VGGS for library in _VGG_HEADS),
     ("timm", _EFFICIENTNET_TIMM),
     ("efficientnet_pytorch", _EFFICIENTNET_PYTORCH),
     ("timm", (*_TIMM_ENDS, *_timm_groups((1, 2, 3, 4, 3, 3, 1)))),

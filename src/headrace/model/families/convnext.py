@@ -4,8 +4,6 @@ A unit's output is scaled by a learnt factor per channel that starts near zero. 
 channels of each pixel; no option changes them. Libraries agree on the definition, so the dialect makes no difference.
 """
 
-from dataclasses import dataclass
-
 from headrace.model.activations import Activation
 from headrace.model.build_options import BuildOptions
 from headrace.model.composite import Chain, Named, Residual
@@ -13,46 +11,40 @@ from headrace.model.gates import DropPath, LayerScale
 from headrace.model.initial import Normal
 from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.model.norm import LayerNorm
+from headrace.rows.networks.convnext import ConvNeXtRow
 
 # As in the ConvNeXt paper.
 _INITIAL = Normal(0.02)
 _SCALE = 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvNeXt:
-    """One row of the table: units and channels of each group, and the chance of the last unit to be kept."""
+def blocks(row: ConvNeXtRow, build: BuildOptions) -> tuple[Named, ...]:
+    """Return the named blocks: `group2` reduces the image, `group2_block1` is the first unit after it."""
+    chosen = build.options.block_survival_prob
+    last_survival = row.survival if chosen is None else chosen
+    norm = LayerNorm(build.norm.epsilon)
+    blocks: list[Named] = [("stem", Chain((("conv", _patches(row.widths[0], 4)), ("ln", norm))))]
+    number = 0
+    for group, (count, width) in enumerate(zip(row.units, row.widths, strict=True), start=1):
+        blocks += [(f"group{group}", Chain((("ln", norm), ("conv", _patches(width, 2)))))] if group > 1 else []
+        for i in range(1, count + 1):
+            # The deeper a unit, the more often it is dropped.
+            survival = 1 - (1 - last_survival) * number / (sum(row.units) - 1)
+            blocks += [(f"group{group}_block{i}", _unit(width, norm, survival))]
+            number += 1
+    blocks += [("avg_pool", GlobalAveragePool()), ("top", Chain((("ln", norm),)))]
+    return *blocks, ("predictions", Dense(features=build.num_classes, logits=True, initial=_INITIAL))
 
-    units: tuple[int, ...]
-    widths: tuple[int, ...]
-    survival: float
 
-    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks: `group2` reduces the image, `group2_block1` is the first unit after it."""
-        chosen = build.options.block_survival_prob
-        last_survival = self.survival if chosen is None else chosen
-        norm = LayerNorm(build.norm.epsilon)
-        blocks: list[Named] = [("stem", Chain((("conv", _patches(self.widths[0], 4)), ("ln", norm))))]
-        number = 0
-        for group, (count, width) in enumerate(zip(self.units, self.widths, strict=True), start=1):
-            blocks += [(f"group{group}", Chain((("ln", norm), ("conv", _patches(width, 2)))))] if group > 1 else []
-            for i in range(1, count + 1):
-                # The deeper a unit, the more often it is dropped.
-                survival = 1 - (1 - last_survival) * number / (sum(self.units) - 1)
-                blocks += [(f"group{group}_block{i}", _unit(width, norm, survival))]
-                number += 1
-        blocks += [("avg_pool", GlobalAveragePool()), ("top", Chain((("ln", norm),)))]
-        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True, initial=_INITIAL))
-
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return other names of split points: torchvision's and timm's modules."""
-        named = [("features/0", "stem"), ("stages/0", "group1_block1"), ("head", "avg_pool")]
-        for group, count in enumerate(self.units, start=1):
-            named += [(f"features/{2 * group - 2}", f"group{group}"), (f"stages/{group - 1}", f"group{group}")]
-            for i in range(count):
-                unit = f"group{group}_block{i + 1}"
-                named += [(f"features/{2 * group - 1}/{i}", unit), (f"stages/{group - 1}/blocks/{i}", unit)]
-        return tuple(named)
+def aliases(row: ConvNeXtRow, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+    """Return other names of split points: torchvision's and timm's modules."""
+    named = [("features/0", "stem"), ("stages/0", "group1_block1"), ("head", "avg_pool")]
+    for group, count in enumerate(row.units, start=1):
+        named += [(f"features/{2 * group - 2}", f"group{group}"), (f"stages/{group - 1}", f"group{group}")]
+        for i in range(count):
+            unit = f"group{group}_block{i + 1}"
+            named += [(f"features/{2 * group - 1}/{i}", unit), (f"stages/{group - 1}/blocks/{i}", unit)]
+    return tuple(named)
 
 
 def _patches(channels: int, size: int) -> Conv:
@@ -70,15 +62,3 @@ def _unit(width: int, norm: LayerNorm, survival: float) -> Residual:
         ("scale", LayerScale(_SCALE)),
     )
     return Residual(body=Chain((*layers, ("drop", DropPath(survival))) if survival < 1 else layers))
-
-
-def _row(units: int, width: int, survival: float) -> ConvNeXt:
-    return ConvNeXt(units=(3, 3, units, 3), widths=tuple(width << i for i in range(4)), survival=survival)
-
-
-CONVNEXTS: dict[str, ConvNeXt] = {
-    "convnext_tiny": _row(9, 96, 0.9),
-    "convnext_small": _row(27, 96, 0.6),
-    "convnext_base": _row(27, 128, 0.5),
-    "convnext_large": _row(27, 192, 0.5),
-}

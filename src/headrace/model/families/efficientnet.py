@@ -13,6 +13,7 @@ from headrace.model.composite import Chain, Named, Residual
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite
 from headrace.model.initial import FAN_IN_HE, FAN_OUT_HE
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, Layer
+from headrace.rows.networks.efficientnet import EfficientNetRow, Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,158 +92,89 @@ def groups_of(channels: int, group_dim: int) -> int:
     return wanted if channels % wanted == 0 else min(divisors, key=lambda groups: abs(channels / groups - group_dim))
 
 
-@dataclass(frozen=True)
-class Group:
-    """Blocks of one shape, before scaling; the first has the stride."""
-
-    kernel: int
-    repeats: int
-    inputs: int
-    outputs: int
-    expansion: int
-    stride: int
-    fused: bool = False
-
-
-_GROUPS = (
-    Group(3, 1, 32, 16, 1, 1),
-    Group(3, 2, 16, 24, 6, 2),
-    Group(5, 2, 24, 40, 6, 2),
-    Group(3, 3, 40, 80, 6, 2),
-    Group(5, 3, 80, 112, 6, 1),
-    Group(5, 4, 112, 192, 6, 2),
-    Group(3, 1, 192, 320, 6, 1),
-)
-# V2: (repeats, channels out) of each group; the first three are fused
-_V2_SHAPES = ((1, 1), (4, 2), (4, 2), (4, 2), (6, 1), (6, 2), (6, 1))  # expansion, stride
-_V2 = {
-    "b": (32, ((1, 16), (2, 32), (2, 48), (3, 96), (5, 112), (8, 192))),
-    "s": (24, ((2, 24), (4, 48), (4, 64), (6, 128), (9, 160), (15, 256))),
-    "m": (24, ((3, 24), (5, 48), (5, 80), (7, 160), (14, 176), (18, 304), (5, 512))),
-    "l": (32, ((4, 32), (7, 64), (7, 96), (10, 192), (19, 224), (25, 384), (7, 640))),
-}
 _TOP_CHANNELS, _SE_RATIO, _SURVIVAL = 1280, 0.25, 0.8  # as in the paper; the first is scaled by the width
 # names of a block's parts in the TensorFlow 1 code and in timm -> the layer each begins with
 _PARTS = (("b", "dwconv"), ("SE", "se"), ("c", "project_conv"))
 _TIMM_PARTS = (("conv_dw", "dwconv"), ("se", "se"), ("conv_pwl", "project_conv"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class EfficientNet:
-    """One row of the table: width and depth relative to its groups, and dropout before the classifier."""
+def blocks(row: EfficientNetRow, build: BuildOptions) -> tuple[Named, ...]:
+    options = build.options
+    top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
+    activation = _activation(row, build)
+    stem_stride = 1 if row.small_images else 2
+    stem = conv_block(_inputs(row, row.groups[0], build), 3, stem_stride, activation, build)
+    top_channels = top_width if row.lite else _scaled(row, top_width, build)
+    top = conv_block(top_channels, 1, 1, activation, build) if top_width else None
+    blocks: list[Named] = [("stem", stem)]
+    blocks += [(name, block.layer(build)) for name, block in inverted(row, build)]
+    blocks += [("top", top or Chain(build.norm_act("", "activation", activation)))]
+    blocks += [("avg_pool", GlobalAveragePool())]
+    return *blocks, *classifier(build.dropout(row.dropout_rate), build)
 
-    width: float
-    depth: float
-    dropout_rate: float
-    groups: tuple[Group, ...] = _GROUPS
-    small_images: bool = False  # no stride in the stem and the second group
-    least: float = 0.9  # fraction of a scaled number of channels that rounding must leave
-    lite: bool = False  # relu6, no squeeze-excite, and neither the stem, the top nor the ends' repeats are scaled
 
-    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        options = build.options
-        top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
-        activation = self._activation(build)
-        stem_stride = 1 if self.small_images else 2
-        stem = conv_block(self._inputs(self.groups[0], build), 3, stem_stride, activation, build)
-        top_channels = top_width if self.lite else self._scaled(top_width, build)
-        top = conv_block(top_channels, 1, 1, activation, build) if top_width else None
-        blocks: list[Named] = [("stem", stem)]
-        blocks += [(name, block.layer(build)) for name, block in self.inverted(build)]
-        blocks += [("top", top or Chain(build.norm_act("", "activation", activation)))]
-        blocks += [("avg_pool", GlobalAveragePool())]
-        return *blocks, *classifier(build.dropout(self.dropout_rate), build)
+def inverted(row: EfficientNetRow, build: BuildOptions) -> Iterator[tuple[str, Inverted]]:
+    """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
+    options = build.options
+    last_survival = _SURVIVAL if options.block_survival_prob is None else options.block_survival_prob
+    repeats, activation = _repeats(row, build), _activation(row, build)
+    number = 0
+    for place, group in enumerate(row.groups):
+        ratio = (options.expand_ratio or group.expansion) if group.expansion > 1 else 1
+        channels, outputs = _inputs(row, group, build), _scaled(row, group.outputs, build)
+        for i in range(repeats[place]):
+            squeeze = SqueezeExcite(width=max(1, int(channels * _SE_RATIO)), activation=activation)
+            yield (
+                f"block{place + 1}{_letters(i)}",
+                Inverted(
+                    inputs=channels,
+                    inner=channels * ratio,
+                    outputs=outputs,
+                    kernel=group.kernel,
+                    stride=1 if i or (place == 1 and row.small_images) else group.stride,
+                    activation=activation,
+                    group_dim=options.group_dim or 1,
+                    squeeze=squeeze if options.se and not (row.lite or group.fused) else None,
+                    # The deeper a block, the more often it is dropped.
+                    survival=1 - (1 - last_survival) * number / sum(repeats),
+                    fused=group.fused,
+                ),
+            )
+            channels, number = outputs, number + 1
 
-    def inverted(self, build: BuildOptions) -> Iterator[tuple[str, Inverted]]:
-        """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
-        options = build.options
-        last_survival = _SURVIVAL if options.block_survival_prob is None else options.block_survival_prob
-        repeats, activation = self._repeats(build), self._activation(build)
-        number = 0
-        for place, group in enumerate(self.groups):
-            ratio = (options.expand_ratio or group.expansion) if group.expansion > 1 else 1
-            channels, outputs = self._inputs(group, build), self._scaled(group.outputs, build)
-            for i in range(repeats[place]):
-                squeeze = SqueezeExcite(width=max(1, int(channels * _SE_RATIO)), activation=activation)
-                yield (
-                    f"block{place + 1}{_letters(i)}",
-                    Inverted(
-                        inputs=channels,
-                        inner=channels * ratio,
-                        outputs=outputs,
-                        kernel=group.kernel,
-                        stride=1 if i or (place == 1 and self.small_images) else group.stride,
-                        activation=activation,
-                        group_dim=options.group_dim or 1,
-                        squeeze=squeeze if options.se and not (self.lite or group.fused) else None,
-                        # The deeper a block, the more often it is dropped.
-                        survival=1 - (1 - last_survival) * number / sum(repeats),
-                        fused=group.fused,
-                    ),
-                )
-                channels, number = outputs, number + 1
 
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return other names of split points: those of the TensorFlow 1 code, and timm's modules."""
-        named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
-        for group, repeats in enumerate(self._repeats(build), start=1):
-            for i in range(repeats):
-                block, timm = f"block{group}{_letters(i)}", f"blocks/{group - 1}/{i}"
-                named += [(f"{block}/{theirs}", f"{block}/{layer}") for theirs, layer in _PARTS]
-                named += [(timm, block), (f"{timm}/conv_pw", block)]
-                named += [(f"{timm}/{theirs}", f"{block}/{layer}") for theirs, layer in _TIMM_PARTS]
-        return tuple(named)
+def aliases(row: EfficientNetRow, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+    """Return other names of split points: those of the TensorFlow 1 code, and timm's modules."""
+    named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
+    for group, repeats in enumerate(_repeats(row, build), start=1):
+        for i in range(repeats):
+            block, timm = f"block{group}{_letters(i)}", f"blocks/{group - 1}/{i}"
+            named += [(f"{block}/{theirs}", f"{block}/{layer}") for theirs, layer in _PARTS]
+            named += [(timm, block), (f"{timm}/conv_pw", block)]
+            named += [(f"{timm}/{theirs}", f"{block}/{layer}") for theirs, layer in _TIMM_PARTS]
+    return tuple(named)
 
-    def _activation(self, build: BuildOptions) -> str:
-        return "relu" if build.options.use_relu else "relu6" if self.lite else "swish"
 
-    def _inputs(self, group: Group, build: BuildOptions) -> int:
-        fixed = self.lite and group is self.groups[0]
-        return group.inputs if fixed else self._scaled(group.inputs, build)
+def _activation(row: EfficientNetRow, build: BuildOptions) -> str:
+    return "relu" if build.options.use_relu else "relu6" if row.lite else "swish"
 
-    def _scaled(self, channels: int, build: BuildOptions) -> int:
-        width = build.options.width_coefficient or self.width
-        return near_multiple(channels * width, build.options.depth_divisor or 8, self.least)
 
-    def _repeats(self, build: BuildOptions) -> list[int]:
-        depth = build.options.depth_coefficient or self.depth
-        ends = (0, len(self.groups) - 1) if self.lite else ()
-        return [group.repeats if i in ends else math.ceil(group.repeats * depth) for i, group in enumerate(self.groups)]
+def _inputs(row: EfficientNetRow, group: Group, build: BuildOptions) -> int:
+    fixed = row.lite and group is row.groups[0]
+    return group.inputs if fixed else _scaled(row, group.inputs, build)
+
+
+def _scaled(row: EfficientNetRow, channels: int, build: BuildOptions) -> int:
+    width = build.options.width_coefficient or row.width
+    return near_multiple(channels * width, build.options.depth_divisor or 8, row.least)
+
+
+def _repeats(row: EfficientNetRow, build: BuildOptions) -> list[int]:
+    depth = build.options.depth_coefficient or row.depth
+    ends = (0, len(row.groups) - 1) if row.lite else ()
+    return [group.repeats if i in ends else math.ceil(group.repeats * depth) for i, group in enumerate(row.groups)]
 
 
 def _letters(i: int) -> str:
     """Return a, b, ... z, aa, ab ... for the position of a block in its group."""
     return ascii_lowercase[i] if i < 26 else _letters(i // 26 - 1) + ascii_lowercase[i % 26]
-
-
-def _v2_groups(size: str) -> tuple[Group, ...]:
-    inputs, rows = _V2[size]
-    groups = []
-    for i, ((repeats, outputs), (expansion, stride)) in enumerate(zip(rows, _V2_SHAPES, strict=False)):
-        groups.append(Group(3, repeats, inputs, outputs, expansion, stride, fused=i < 3))
-        inputs = outputs
-    return tuple(groups)
-
-
-_B = ((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3), (1.2, 1.4, 0.3),
-      (1.4, 1.8, 0.4), (1.6, 2.2, 0.4), (1.8, 2.6, 0.5), (2.0, 3.1, 0.5))  # fmt: skip
-_V2_B = _v2_groups("b")
-EFFICIENTNETS: dict[str, EfficientNet] = {
-    "efficientnet_cifar": EfficientNet(width=0.5, depth=1.0, dropout_rate=0.0, small_images=True),
-    **{
-        f"efficientnet_b{i}": EfficientNet(width=width, depth=depth, dropout_rate=rate)
-        for i, (width, depth, rate) in enumerate(_B)
-    },
-    **{
-        f"efficientnet_v2_{size}": EfficientNet(width=1.0, depth=1.0, dropout_rate=rate, groups=_v2_groups(size))
-        for size, rate in (("s", 0.2), ("m", 0.3), ("l", 0.4))
-    },
-    **{
-        f"efficientnet_v2_b{i}": EfficientNet(width=width, depth=depth, dropout_rate=0.2, groups=_V2_B, least=0.0)
-        for i, (width, depth, _) in enumerate(_B[:4])
-    },
-    **{
-        f"efficientnet_lite{i}": EfficientNet(width=width, depth=depth, dropout_rate=rate, lite=True)
-        for i, (width, depth, rate) in enumerate((*_B[:4], (1.4, 1.8, 0.3)))
-    },
-}

@@ -14,10 +14,10 @@ import numpy as np
 from headrace.model.activations import Activation
 from headrace.model.build_options import BuildOptions
 from headrace.model.composite import Chain, Named, Residual
-from headrace.model.families.row import WithoutAliases
 from headrace.model.initial import VarianceScaling
 from headrace.model.layers import Conv, Dense, Flatten, MaxPool
 from headrace.model.whitening import whitening_filters
+from headrace.rows.networks.fastnet import FastNetRow
 
 _DRAWN = VarianceScaling(scale=1 / 3, distribution="uniform")  # PyTorch's default
 _HEAD = VarianceScaling(scale=1 / 3 / 81, distribution="uniform")  # a ninth of it: logits start small
@@ -62,34 +62,21 @@ class Identity:
         return kernel
 
 
-@dataclass(frozen=True, kw_only=True)
-class FastNet(WithoutAliases):
-    """One row of the table: the channels of each group, and whether its second half is a residual of two."""
-
-    widths: tuple[int, ...]
-    residual: bool = False
-
-    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        kind = build.options.activation or "gelu"
-        stem = Conv(channels=24, kernel=2, padding="VALID", bias=True, initial=Whitening())
-        blocks: list[Named] = [("stem", Chain((("conv", stem), ("activation", Activation(kind)))))]
-        for number, width in enumerate(self.widths, start=1):
-            conv = Conv(channels=width, initial=Identity())
-            first = (("1_conv", conv), ("1_pool", MaxPool(window=2, stride=2)), *_act("1", kind, build))
-            second = (("2_conv", conv), *_act("2", kind, build))
-            if self.residual:
-                body = Chain((*second, ("3_conv", conv), build.norm_named("3_")))
-                second = (("residual", Residual(body=body)), ("3_activation", Activation(kind)))
-            blocks += [(f"group{number}_1", Chain(first)), (f"group{number}_2", Chain(second))]
-        head = Dense(features=build.num_classes, logits=True, initial=_HEAD)
-        return *blocks, ("max_pool", MaxPool(window=3, stride=3)), ("flatten", Flatten()), ("predictions", head)
+def blocks(row: FastNetRow, build: BuildOptions) -> tuple[Named, ...]:
+    kind = build.options.activation or "gelu"
+    stem = Conv(channels=24, kernel=2, padding="VALID", bias=True, initial=Whitening())
+    named: list[Named] = [("stem", Chain((("conv", stem), ("activation", Activation(kind)))))]
+    for number, width in enumerate(row.widths, start=1):
+        conv = Conv(channels=width, initial=Identity())
+        first = (("1_conv", conv), ("1_pool", MaxPool(window=2, stride=2)), *_act("1", kind, build))
+        second = (("2_conv", conv), *_act("2", kind, build))
+        if row.residual:
+            body = Chain((*second, ("3_conv", conv), build.norm_named("3_")))
+            second = (("residual", Residual(body=body)), ("3_activation", Activation(kind)))
+        named += [(f"group{number}_1", Chain(first)), (f"group{number}_2", Chain(second))]
+    head = Dense(features=build.num_classes, logits=True, initial=_HEAD)
+    return *named, ("max_pool", MaxPool(window=3, stride=3)), ("flatten", Flatten()), ("predictions", head)
 
 
 def _act(number: str, kind: str, build: BuildOptions) -> tuple[Named, Named]:
     return build.norm_act(f"{number}_", f"{number}_activation", kind)
-
-
-FASTNETS: dict[str, FastNet] = {
-    "cifar_fastnet": FastNet(widths=(64, 256, 256)),
-    "cifar_fastnet_large": FastNet(widths=(128, 384, 512), residual=True),
-}

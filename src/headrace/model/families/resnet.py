@@ -5,7 +5,6 @@ named as in the reference: `conv2_block1` + `1_conv`.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from headrace.core.errors import ConfigError
 from headrace.model.activations import activation_of
@@ -14,6 +13,7 @@ from headrace.model.composite import Chain, Named, Residual, SubsampleShortcut
 from headrace.model.gates import DropPath, SqueezeExcite
 from headrace.model.initial import GLOROT_UNIFORM
 from headrace.model.layers import AveragePool, BlurPool, Conv, Dense, GlobalAveragePool, MaxPool
+from headrace.rows.networks.resnet import ResNetRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,118 +31,107 @@ class UnitSpec:
         return self.first and self.group > 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResNet:
-    """One row of the table: the number of units in each group, and the kind of unit and stem."""
+def blocks(row: ResNetRow, build: BuildOptions) -> tuple[Named, ...]:
+    _check_options(row, build)
+    width = 64 if row.stem != "cifar" or build.options.widenet else 16
+    stem = build.options.stem or row.stem
+    blocks = list(_cifar_stem(width, build) if stem == "cifar" else _imagenet_stem(stem == "deep", width, build))
+    dropped = 1 - (1.0 if build.options.block_survival_prob is None else build.options.block_survival_prob)
+    for group, count in enumerate(row.units):
+        for i in range(count):
+            first = i == 0
+            unit = UnitSpec(group=group, width=width << group, stride=2 if group and first else 1, first=first)
+            name = f"conv{group + 2}_block{i + 1}"
+            if unit.stride > 1 and build.options.downsample == "max-blur":
+                blocks.append((f"{name}_pool", _max_blur()))
+                unit = replace(unit, stride=1)
+            # 0 at the first unit, 1 at the last
+            depth = (sum(row.units[:group]) + i) / max(sum(row.units) - 1, 1)
+            residual = _with_drop(_unit(row, unit, build), 1 - dropped * depth)
+            blocks += [(name, residual), (f"{name}_{relu_of(row)}", activation_of(build.activation))]
+    head = "fc_layer" if row.is_cifar_basic else "predictions"
+    return *blocks, ("avg_pool", GlobalAveragePool()), (head, Dense(features=build.num_classes, logits=True))
 
-    units: tuple[int, ...]
-    unit: Literal["basic", "bottleneck"] = "bottleneck"
-    stem: Literal["imagenet", "deep", "cifar"] = "imagenet"  # deep is D, where average pools halve the shortcuts too
-    cardinality: int = 1  # groups of the 3x3 convolution in a bottleneck; above 1 it is a ResNeXt
-    squeezes: bool = False
 
-    @property
-    def is_cifar_basic(self) -> bool:
-        """Return whether it has the units of CIFAR ResNets, which name their layers differently."""
-        return self.stem == "cifar" and self.unit == "basic"
+def relu_of(row: ResNetRow) -> str:
+    """The suffix in the name of the relu after a unit."""
+    return "post_addition_relu" if row.is_cifar_basic else "out"
 
-    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        self._check_options(build)
-        width = 64 if self.stem != "cifar" or build.options.widenet else 16
-        stem = build.options.stem or self.stem
-        blocks = list(_cifar_stem(width, build) if stem == "cifar" else _imagenet_stem(stem == "deep", width, build))
-        dropped = 1 - (1.0 if build.options.block_survival_prob is None else build.options.block_survival_prob)
-        for group, count in enumerate(self.units):
-            for i in range(count):
-                first = i == 0
-                unit = UnitSpec(group=group, width=width << group, stride=2 if group and first else 1, first=first)
-                name = f"conv{group + 2}_block{i + 1}"
-                if unit.stride > 1 and build.options.downsample == "max-blur":
-                    blocks.append((f"{name}_pool", _max_blur()))
-                    unit = replace(unit, stride=1)
-                # 0 at the first unit, 1 at the last
-                depth = (sum(self.units[:group]) + i) / max(sum(self.units) - 1, 1)
-                residual = _with_drop(self._unit(unit, build), 1 - dropped * depth)
-                blocks += [(name, residual), (f"{name}_{self.relu}", activation_of(build.activation))]
-        head = "fc_layer" if self.is_cifar_basic else "predictions"
-        return *blocks, ("avg_pool", GlobalAveragePool()), (head, Dense(features=build.num_classes, logits=True))
 
-    @property
-    def relu(self) -> str:
-        """The suffix in the name of the relu after a unit."""
-        return "post_addition_relu" if self.is_cifar_basic else "out"
+def aliases(row: ResNetRow, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+    """Return other names of split points: both conventions of the TensorFlow 1 code, and PyTorch's modules."""
+    named = [("b0", "conv1"), ("stage0", "conv1"), ("reduce_mean", "avg_pool"), ("pool1_pad", "pool1")]
+    named += [("fc1", "fc_layer"), ("fc1", "predictions"), ("avgpool", "avg_pool")]
+    named += [("fc", "fc_layer"), ("fc", "predictions"), ("pool1_pool", "pool1"), ("maxpool", "pool1")]
+    for group, count in enumerate(row.units, start=1):
+        for i in range(count):
+            unit = f"conv{group + 1}_block{i + 1}"
+            for theirs in (f"b{group}/{i}", f"stage{group}/unit{i + 1}"):
+                named += [(theirs, unit), (f"{theirs}/relu", f"{unit}_{relu_of(row)}")]
+            named += [(f"layer{group}/{i}", unit), (f"layer{group}/{i}/conv1", unit)]
+            for k in (2, 3):
+                named += [(f"layer{group}/{i}/conv{k}", f"{unit}/{k}_conv")]
+            named += [(f"layer{group}/{i}/conv2", f"{unit}/layer2_conv")]
+    return tuple(named)
 
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return other names of split points: both conventions of the TensorFlow 1 code, and PyTorch's modules."""
-        named = [("b0", "conv1"), ("stage0", "conv1"), ("reduce_mean", "avg_pool"), ("pool1_pad", "pool1")]
-        named += [("fc1", "fc_layer"), ("fc1", "predictions"), ("avgpool", "avg_pool")]
-        named += [("fc", "fc_layer"), ("fc", "predictions"), ("pool1_pool", "pool1"), ("maxpool", "pool1")]
-        for group, count in enumerate(self.units, start=1):
-            for i in range(count):
-                unit = f"conv{group + 1}_block{i + 1}"
-                for theirs in (f"b{group}/{i}", f"stage{group}/unit{i + 1}"):
-                    named += [(theirs, unit), (f"{theirs}/relu", f"{unit}_{self.relu}")]
-                named += [(f"layer{group}/{i}", unit), (f"layer{group}/{i}/conv1", unit)]
-                for k in (2, 3):
-                    named += [(f"layer{group}/{i}/conv{k}", f"{unit}/{k}_conv")]
-                named += [(f"layer{group}/{i}/conv2", f"{unit}/layer2_conv")]
-        return tuple(named)
 
-    def _unit(self, unit: UnitSpec, build: BuildOptions) -> Residual:
-        if self.unit == "bottleneck":
-            found = _bottleneck_unit(self._inner(unit, build), unit, build)
-        else:
-            found = _cifar_unit(unit, build) if self.is_cifar_basic else _basic_unit(unit, build)
-        if self.squeezes:
-            channels = unit.width * (4 if self.unit == "bottleneck" else 1)
-            squeeze = SqueezeExcite(width=near_multiple(channels / 16, least=0.0), activation="relu")
-            found = replace(found, body=Chain((*found.body.layers, ("se", squeeze))))
-        if unit.stride > 1 and build.options.downsample == "blur":
-            found = replace(found, body=_blurred(found.body))
-        pools = build.options.shortcut == "pool" or (build.options.shortcut == "auto" and self.stem == "deep")
-        if pools and unit.stride > 1:
-            (name, conv), *rest = found.shortcut.layers
-            assert isinstance(conv, Conv)
-            halved = ("0_pool", AveragePool(window=2, stride=2, padding="SAME")), (name, replace(conv, stride=1))
-            found = replace(found, shortcut=Chain((*halved, *rest)))
-        return found
+def _unit(row: ResNetRow, unit: UnitSpec, build: BuildOptions) -> Residual:
+    if row.unit == "bottleneck":
+        found = _bottleneck_unit(_inner(row, unit, build), unit, build)
+    else:
+        found = _cifar_unit(unit, build) if row.is_cifar_basic else _basic_unit(unit, build)
+    if row.squeezes:
+        channels = unit.width * (4 if row.unit == "bottleneck" else 1)
+        squeeze = SqueezeExcite(width=near_multiple(channels / 16, least=0.0), activation="relu")
+        found = replace(found, body=Chain((*found.body.layers, ("se", squeeze))))
+    if unit.stride > 1 and build.options.downsample == "blur":
+        found = replace(found, body=_blurred(found.body))
+    pools = build.options.shortcut == "pool" or (build.options.shortcut == "auto" and row.stem == "deep")
+    if pools and unit.stride > 1:
+        (name, conv), *rest = found.shortcut.layers
+        assert isinstance(conv, Conv)
+        halved = ("0_pool", AveragePool(window=2, stride=2, padding="SAME")), (name, replace(conv, stride=1))
+        found = replace(found, shortcut=Chain((*halved, *rest)))
+    return found
 
-    def _inner(self, unit: UnitSpec, build: BuildOptions) -> Conv:
-        """Return the 3x3 convolution of a bottleneck."""
-        stride = 1 if build.dialect.strides_first else unit.stride
-        if self.cardinality == 1:
-            return build.conv(unit.width, stride=stride)
-        groups = build.options.convolution_groups or self.cardinality
-        width = groups * (build.options.group_dim or 4) << unit.group
-        return replace(build.conv(width, stride=stride), groups=groups)
 
-    def _check_options(self, build: BuildOptions) -> None:
-        """Raise ConfigError for options that only other rows of the family support."""
-        if build.options.widenet and self.stem != "cifar":
-            raise ConfigError(
-                f"widenet is on for {build.variant.name}.",
-                rule="Only the ResNeXts for CIFAR images have a wide variant.",
-                remedy="Omit widenet, or choose a network such as cifar_resnext29.",
-            )
-        if build.options.shortcut.startswith("pad") and self.unit == "bottleneck":
-            raise ConfigError(
-                f"shortcut is {build.options.shortcut} for {build.variant.name}.",
-                rule="In bottleneck units, a shortcut that changes the shape is a 1x1 convolution.",
-                remedy="Omit shortcut, or choose a network with basic units, such as cifar_resnet56.",
-            )
+def _inner(row: ResNetRow, unit: UnitSpec, build: BuildOptions) -> Conv:
+    """Return the 3x3 convolution of a bottleneck."""
+    stride = 1 if build.dialect.strides_first else unit.stride
+    if row.cardinality == 1:
+        return build.conv(unit.width, stride=stride)
+    groups = build.options.convolution_groups or row.cardinality
+    width = groups * (build.options.group_dim or 4) << unit.group
+    return replace(build.conv(width, stride=stride), groups=groups)
 
-        if build.options.shortcut == "pool" and build.options.downsample == "max-blur":
-            raise ConfigError(
-                f"shortcut is pool and downsample is max-blur for {build.variant.name}.",
-                rule="max-blur halves an image before the unit, so that its shortcut has nothing left to average.",
-                remedy="Leave one of them out, or take downsample blur.",
-            )
-        if build.options.zero_init_residual is not None and build.norm.kind == "none":
-            raise ConfigError(
-                f"zero_init_residual is {'on' if build.options.zero_init_residual else 'off'} without norms.",
-                rule="It is about the scale of a unit's last norm.",
-                remedy="Leave zero_init_residual out, or choose a norm.",
-            )
+
+def _check_options(row: ResNetRow, build: BuildOptions) -> None:
+    """Raise ConfigError for options that only other rows of the family support."""
+    if build.options.widenet and row.stem != "cifar":
+        raise ConfigError(
+            f"widenet is on for {build.name}.",
+            rule="Only the ResNeXts for CIFAR images have a wide variant.",
+            remedy="Omit widenet, or choose a network such as cifar_resnext29.",
+        )
+    if build.options.shortcut.startswith("pad") and row.unit == "bottleneck":
+        raise ConfigError(
+            f"shortcut is {build.options.shortcut} for {build.name}.",
+            rule="In bottleneck units, a shortcut that changes the shape is a 1x1 convolution.",
+            remedy="Omit shortcut, or choose a network with basic units, such as cifar_resnet56.",
+        )
+
+    if build.options.shortcut == "pool" and build.options.downsample == "max-blur":
+        raise ConfigError(
+            f"shortcut is pool and downsample is max-blur for {build.name}.",
+            rule="max-blur halves an image before the unit, so that its shortcut has nothing left to average.",
+            remedy="Leave one of them out, or take downsample blur.",
+        )
+    if build.options.zero_init_residual is not None and build.norm.kind == "none":
+        raise ConfigError(
+            f"zero_init_residual is {'on' if build.options.zero_init_residual else 'off'} without norms.",
+            rule="It is about the scale of a unit's last norm.",
+            remedy="Leave zero_init_residual out, or choose a norm.",
+        )
 
 
 def _max_blur() -> Chain:
@@ -253,36 +242,3 @@ def _imagenet_stem(deep: bool, width: int, build: BuildOptions) -> tuple[Named, 
 
 def _cifar_stem(width: int, build: BuildOptions) -> tuple[Named, ...]:
     return (("conv1", Chain((("conv", build.conv(width)), *build.norm_act("", "relu", build.activation)))),)
-
-
-def _table() -> dict[str, ResNet]:
-    """Return all rows by name."""
-    basic = {"10": (1, 1, 1, 1), "18": (2, 2, 2, 2), "34": (3, 4, 6, 3)}
-    bottleneck = {
-        "14": (1, 1, 1, 1),
-        "26": (2, 2, 2, 2),
-        "50": (3, 4, 6, 3),
-        "101": (3, 4, 23, 3),
-        "152": (3, 8, 36, 3),
-    }
-    cifar_basic = {str(6 * n + 2): (n, n, n) for n in (1, 2, 3, 5, 7, 9, 18)}
-    cifar_bottleneck = {str(9 * n + 2): (n, n, n) for n in (1, 3, 4, 5, 6, 7)}
-    rows = {f"resnet{size}": ResNet(units=units, unit="basic") for size, units in basic.items()}
-    rows |= {f"resnet{size}": ResNet(units=units) for size, units in bottleneck.items()}
-    rows |= {f"resnext{size}": ResNet(units=units, cardinality=32) for size, units in bottleneck.items()}
-    rows |= {
-        f"resnet{size}d": replace(rows[f"resnet{size}"], stem="deep") for size in ("18", "26", "34", "50", "101", "152")
-    }
-    for name in (*(f"resnet{size}" for size in ("18", "34", "50", "101", "152")), "resnext50", "resnext101"):
-        rows[f"se{name}"] = replace(rows[name], squeezes=True)
-    rows |= {
-        f"cifar_resnet{size}": ResNet(units=units, unit="basic", stem="cifar") for size, units in cifar_basic.items()
-    }
-    for size, units in cifar_bottleneck.items():
-        twin = "b" if size in cifar_basic else ""  # there is a ResNet-56 with basic units too
-        rows[f"cifar_resnet{size}{twin}"] = ResNet(units=units, stem="cifar")
-        rows[f"cifar_resnext{size}"] = ResNet(units=units, stem="cifar", cardinality=32)
-    return rows
-
-
-RESNETS: dict[str, ResNet] = _table()
