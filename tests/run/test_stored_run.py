@@ -21,11 +21,13 @@ from headrace.core import stored_copy
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.store import open_store
 from headrace.core.stored_copy import walk
+from headrace.data.sets import mirror
 from headrace.run import stored_run
 from headrace.run.fit import resume, train
 from headrace.run.stored_run import bring_run, working_place
 from headrace.telemetry.records import CheckpointRecord, TrainRecord, read_records
 from tests.core.s3_server import S3Server, running
+from tests.data.image_files import write_classes
 from tests.job.processes import finish, start, wait_until
 
 from .conftest import assert_same_bits, final_state
@@ -215,3 +217,21 @@ def test_kills_lose_nothing(server: S3Server, tmp_path: Path) -> None:
     assert_same_bits(final_state(bring_run(RUN)), final_state(tmp_path / "whole"))
     assert [one for one in read_records(bring_run(RUN)) if isinstance(one, CheckpointRecord)]
     assert working_place(RUN).is_dir()
+
+
+def test_the_verdict_names_a_slow_link(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mirror, "cache_directory", lambda: tmp_path / "cache")
+    write_classes(tmp_path / "images", {"ant": 40, "bee": 40}, (60, 60))
+    pack = tmp_path / "set.hrp"
+    assert main(f"data pack --dataset folder --dataset-path {tmp_path / 'images'} --output {pack}".split()) == 0
+    server.buckets["data"]["set.hrp"] = pack.read_bytes()
+    words = f"""train s3://data/set.hrp --config none --model toy_model --image-size 32 --micro-batch-size 8
+        --num-epochs 3 --decode-once off --dataset-cache none --dataset-disk-budget 0 --validations-per-epoch 0
+        --call-seconds 0 --progress none --output {tmp_path / "run"}"""
+    server.bytes_per_second = 15e3
+    assert main(shlex.split(words)) == 0
+    said = capsys.readouterr().out
+    assert "verdict     input-bound" in said
+    assert "the link is the limit: s3://data delivered 0." in said

@@ -24,6 +24,7 @@ from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feeding.block_reader import FeedOptions
 from headrace.data.feeding.prefetch import FeedStats
+from headrace.data.sets.mirror import link_so_far
 from headrace.engine.devices import CompileCounts
 from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.machine import describe_machine
@@ -111,6 +112,7 @@ class RunRecorder:
     ) -> None:
         keep = resolved.config.checkpoint
         self.timeline = timeline
+        self._link_before = link_so_far()
         # Before the saver, which asks it what to keep after every save.
         self.best = BestCheckpoints(directory.checkpoints, keep.keep_best)
         self.saver = Saver(
@@ -341,7 +343,8 @@ class RunRecorder:
         if self._fed is None:
             return ""
         stats, options = self._fed
-        throughput = self.totals.throughput
+        throughput, link = self.totals.throughput, link_so_far()
+        came = link.num_bytes - self._link_before.num_bytes
         images = throughput.images // self._design.plan.num_processes  # those that this process prepared
         prepared = images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
         return verdict(
@@ -365,6 +368,9 @@ class RunRecorder:
                 num_validation_batches=self._design.plan.validation.num_batches,
                 rest_seconds=spent["rest"],
                 wall_seconds=sum(spent.values()),
+                link=", ".join(link.places) if came else "",
+                link_bytes_per_second=came / max(1e-9, link.seconds - self._link_before.seconds),
+                link_waited_seconds=link.waited_seconds - self._link_before.waited_seconds,
             )
         )
 

@@ -34,6 +34,15 @@ class Measured:
     num_validation_batches: int = 2  # of each validation
     rest_seconds: float = 0.0  # nothing of all this
     wall_seconds: float = 0.0  # of the whole run
+    link: str = ""  # the store that images came from
+    link_bytes_per_second: float = 0.0  # while anything was on its way
+    link_waited_seconds: float = 0.0  # of all reading threads, for images to arrive
+
+    @property
+    def link_is_the_limit(self) -> bool:
+        """Whether reading was waiting for the store, for the most part."""
+        reading = self.threads * (self.read_seconds + self.first_wait_seconds)
+        return bool(self.link) and self.link_waited_seconds > 0.5 * reading
 
 
 def verdict(run: Measured) -> str:
@@ -55,6 +64,8 @@ def verdict(run: Measured) -> str:
     advice = _CHANGED_BY[largest] or _compiling_advice(run.programs)
     if largest == "validation" and run.num_validation_batches > 1:
         advice += " or in larger batches (--validation-micro-batch-size)"
+    if run.link_is_the_limit and largest == "reading the first images":
+        return f"{said}; {largest} took {share}: {_link_advice(run)}"
     if run.decodes and largest in _HELPED_BY_PACKING:
         advice = f"pack the images (headrace data pack), or {advice}"
     return f"{said}; {largest} took {share}: {advice}"
@@ -139,9 +150,18 @@ def _rates(run: Measured, busy_seconds: float) -> str:
     return f"{host}, the device takes {device} img/s"
 
 
+def _link_advice(run: Measured) -> str:
+    return (
+        f"the link is the limit: {run.link} delivered {run.link_bytes_per_second / 1e6:,.1f} MB/s; what the disk keeps "
+        "(--dataset-disk-budget) is not fetched again, and packed images (headrace data pack) are fewer bytes"
+    )
+
+
 def _advice(run: Measured) -> str:
     if run.cached:
         return "the set is already on the device: make calls longer (a lower --logs-per-epoch)"
+    if run.link_is_the_limit:
+        return _link_advice(run)
     # Sending dominates: more threads or packed files would not help.
     if run.send_seconds > run.read_seconds:
         return "sending is the limit: leave --eight-bit-transfer on, or use --dataset-cache device"

@@ -84,7 +84,9 @@ class Mirror:
         self._written: set[int] = set()
         self._held: dict[tuple[int, int], bytes] = {}
         self._held_bytes = 0
-        self.fetched_bytes, self.fetch_seconds = 0, 0.0  # so far, by requests that may have run beside each other
+        # So far: what came, while anything was on its way, and how long threads waited that wanted it.
+        self.fetched_bytes, self.link_seconds, self.waited_seconds = 0, 0.0, 0.0
+        self._on_the_way, self._changed = 0, 0.0
         self._pool: ThreadPoolExecutor | None = None
         try:
             self._prepare(int(sizes.sum()), most_bytes)
@@ -158,6 +160,23 @@ class Mirror:
 
         What is `needed` is brought though it be too much.
         """
+        began = time.perf_counter()
+        there = self._fetch(numbers, offsets, lengths, needed=needed)
+        self._count(waited=time.perf_counter() - began)
+        return there
+
+    def _count(self, *, waited: float = 0.0, num_bytes: int = 0, begins: int = 0) -> None:
+        """Count what came, for how long somebody waited for it, and for how long anything was on its way."""
+        with self._lock:
+            now = time.perf_counter()
+            if self._on_the_way:
+                self.link_seconds += now - self._changed
+            self._changed, self._on_the_way = now, self._on_the_way + begins
+            self.waited_seconds, self.fetched_bytes = self.waited_seconds + waited, self.fetched_bytes + num_bytes
+
+    def _fetch(
+        self, numbers: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, *, needed: bool = False
+    ) -> np.ndarray:
         end = np.maximum(self._first[numbers + 1] - 1, self._first[numbers])  # nothing is behind a file's last byte
         first = np.minimum(self._first[numbers] + offsets // self._piece, end)
         last = np.minimum(self._first[numbers] + np.maximum(offsets, offsets + lengths - 1) // self._piece, end)
@@ -243,26 +262,29 @@ class Mirror:
             ) from None
 
     def _read(self, places: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        began = time.perf_counter()
+        self._count(begins=1)
         try:
             return self.store.read_ranges([(self.files.names[number], begin, end) for number, begin, end in places])
         except StoreError as error:
             raise DataError(error.problem, rule=error.rule, remedy=error.remedy) from None
         finally:
-            with self._lock:
-                self.fetched_bytes += sum(end - begin for _, begin, end in places)
-                self.fetch_seconds += time.perf_counter() - began
+            self._count(begins=-1, num_bytes=sum(end - begin for _, begin, end in places))
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Return a part of a file, kept or not."""
         one = np.array([number]), np.array([offset]), np.array([length])
-        if self.fetch(*one)[0]:
+        if self._fetch(*one)[0]:
             with self.path(number).open("rb") as file:
                 return os.pread(file.fileno(), length, offset)
         with self._lock:
             data = self._held.pop((number, offset), None)
             self._held_bytes -= len(data or b"")
-        return self._read([(number, offset, offset + length)])[0] if data is None or len(data) != length else data
+        if data is not None and len(data) == length:
+            return data
+        began = time.perf_counter()
+        data = self._read([(number, offset, offset + length)])[0]
+        self._count(waited=time.perf_counter() - began)
+        return data
 
     def ahead(self, numbers: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> None:
         """Begin to fetch parts of files that will be wanted soon, in this order."""
@@ -274,7 +296,7 @@ class Mirror:
 
     def _fetch_ahead(self, numbers: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> None:
         with suppress(DataError):  # whoever wants them meets the same error, and says it
-            there = self.fetch(numbers, offsets, lengths)
+            there = self._fetch(numbers, offsets, lengths)
             rows = [(int(numbers[i]), int(offsets[i]), int(lengths[i])) for i in np.flatnonzero(~there)]
             with self._lock:
                 rows = [row for row in rows if row[:2] not in self._held]
@@ -308,6 +330,27 @@ class Mirror:
     def kept_share(self) -> float:
         """Return how much of the set the disk may keep."""
         return min(1.0, self.most_bytes / max(1, int(self._sizes.sum())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What came from stores, in how many seconds in which anything was on its way, and how long threads waited."""
+
+    places: tuple[str, ...]
+    num_bytes: int
+    seconds: float
+    waited_seconds: float
+
+
+def link_so_far() -> Link:
+    """Return what this process has fetched."""
+    used = [mirror for mirror in _mirrors.values() if mirror.fetched_bytes]
+    return Link(
+        places=tuple(mirror.store.address for mirror in used),
+        num_bytes=sum(mirror.fetched_bytes for mirror in used),
+        seconds=sum(mirror.link_seconds for mirror in used),
+        waited_seconds=sum(mirror.waited_seconds for mirror in used),
+    )
 
 
 _mirrors: dict[str, Mirror] = {}
