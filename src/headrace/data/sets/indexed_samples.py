@@ -12,23 +12,22 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import cache_directory, entries_of, write_atomic
-from headrace.core.json_text import parse_json
+from headrace.core.files import cache_directory, entries_of
 from headrace.core.units import format_list
 from headrace.data.decoding.batch_decoder import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.limits import refuse_large_file
+from headrace.data.sets.kept_columns import read_columns, write_columns
 from headrace.data.sets.mirror import mirror_of
 from headrace.data.sets.npz_file import stored_array
 from headrace.data.sets.samples import Content
 
 # Part of an index's name: with another number, indices of earlier versions are not read.
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,46 +156,41 @@ def indexed(kind: str, files: Sequence[Path], class_names: Sequence[str], make: 
     `class_names` are those that a file beside them gives its classes.
     """
     try:
-        path = cache_directory() / "indices" / f"{kind}-{_fingerprint(kind, files, class_names)}.npz"
+        path = cache_directory() / "indices" / f"{kind}-{_fingerprint(kind, files, class_names)}.columns"
     except OSError as error:  # such as a link to a file that is not there
         raise DataError(
             f"{error.filename} cannot be read: {error.strerror}.", remedy="Fetch or build it again."
         ) from None
     try:
-        names = ("file_number", "offset", "length", "labels", "class_names", *_PART_COLUMNS)
-        arrays = read_npz(path.read_bytes(), names)
-        names = parse_json(arrays.pop("class_names").tobytes())
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError("class names that are no list of names")
-        arrays["file"] = arrays.pop("file_number")
-        columns = {name: arrays.pop(name) for name in _PART_COLUMNS}
-        # The index comes from a cache that others may write to: whatever it says stays inside the files.
-        check_rows(arrays, [file.stat().st_size for file in files], len(names))
-        parts = ImageParts(**columns) if len(columns["skip"]) else None
-        if parts is not None:
-            _check_parts(parts, arrays["length"])
-        return Index(**arrays, class_names=tuple(names), parts=parts)
+        return _kept(path, files)
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: built again
         index = make()
-    buffer = io.BytesIO()
-    columns: dict[str, Any] = {}
-    for name in _PART_COLUMNS:
-        columns[name] = np.empty(0) if index.parts is None else getattr(index.parts, name)
-    np.savez(
-        buffer,
-        file_number=index.file,  # not `file`, which is the name of savez's own parameter
-        offset=index.offset,
-        length=index.length,
-        labels=index.labels,
-        class_names=np.frombuffer(json.dumps(index.class_names).encode(), np.uint8),
-        **columns,
-    )
+    columns = {name: getattr(index, name) for name in _COLUMNS}
+    if index.parts is not None:
+        columns |= {name: getattr(index.parts, name) for name in _PART_COLUMNS}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue())
-    except OSError:  # no writable cache directory: the next run builds it again
-        pass
-    return index
+        write_columns(path, columns, {"class_names": index.class_names})
+        # As the next run will read it: from the disk, in no memory of its own.
+        return _kept(path, files)
+    except (OSError, ValueError):  # no writable cache directory: the next run builds it again
+        return index
+
+
+_COLUMNS = ("file", "offset", "length", "labels")
+
+
+def _kept(path: Path, files: Sequence[Path]) -> Index:
+    columns, facts = read_columns(path)
+    names = facts["class_names"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError("class names that are no list of names")
+    arrays = {name: columns[name] for name in _COLUMNS}
+    # The index comes from a cache that others may write to: whatever it says stays inside the files.
+    check_rows(arrays, [file.stat().st_size for file in files], len(names))
+    parts = ImageParts(**{name: columns[name] for name in _PART_COLUMNS}) if "skip" in columns else None
+    if parts is not None:
+        _check_parts(parts, arrays["length"])
+    return Index(**arrays, class_names=tuple(names), parts=parts)
 
 
 def read_names(file: Path) -> tuple[str, ...]:
@@ -232,9 +226,17 @@ def check_rows(columns: Mapping[str, np.ndarray], file_sizes: Sequence[int], num
     count = len(columns["file"]) if columns["file"].ndim else -1
     for name, column in columns.items():
         _refuse_other_columns(name, column, (count,))
+    for first in range(0, count, _CHECKED):  # some at a time: what is made for all of them would take memory
+        _check_some(
+            {name: column[first : first + _CHECKED] for name, column in columns.items()}, file_sizes, num_classes
+        )
+
+
+_CHECKED = 1 << 20
+
+
+def _check_some(columns: Mapping[str, np.ndarray], file_sizes: Sequence[int], num_classes: int) -> None:
     file, offset, length, labels = (columns[name] for name in ("file", "offset", "length", "labels"))
-    if not count:
-        return
     if file.min() < 0 or file.max() >= len(file_sizes) or offset.min() < 0 or length.min() < 0:
         raise ValueError("its index names places that are in no file")
     sizes = np.array(file_sizes, np.int64)[file]
@@ -264,9 +266,9 @@ def _check_parts(parts: ImageParts, lengths: np.ndarray) -> None:
         raise ValueError("its index names objects that it does not have")
 
 
-def make_index(rows: Sequence[tuple[int, int, int, int]], class_names: Sequence[str]) -> Index:
+def make_index(rows: Sequence[tuple[int, int, int, int]] | np.ndarray, class_names: Sequence[str]) -> Index:
     """Return the index of rows (file, offset, length, label)."""
-    columns = np.array(rows, np.int64).reshape(len(rows), 4).T
+    columns = np.asarray(rows, np.int64).reshape(len(rows), 4).T
     file, offset, length, labels = columns
     return Index(
         file=file.astype(np.int32),

@@ -6,7 +6,6 @@ A million names as Python's texts take 100 MB, and as arrays of a file no memory
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,7 @@ from typing import overload
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import cache_directory, write_atomic
-from headrace.core.json_text import parse_json
+from headrace.core.files import cache_directory
 from headrace.core.store import Store
 from headrace.core.units import format_list
 from headrace.data.decoding.batch_decoder import FileExtents
@@ -26,12 +24,13 @@ from headrace.data.decoding.image import FORMATS_TEXT, BadImage, readable_extens
 from headrace.data.decoding.limits import refuse_large_file
 from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.kept_columns import read_columns, write_columns
 from headrace.data.sets.mirror import Listed, Mirror
 from headrace.data.sets.samples import Content
 
 TRAIN_NAMES, VALIDATION_NAMES = ("train", "training"), ("val", "validation", "valid", "test")
 _LISTERS = 16  # folders that are listed at the same time
-_FACTS, _COLUMNS = "facts.json", ("names", "ends", "sizes", "labels")
+_COLUMNS = ("names", "ends", "sizes", "labels")
 
 
 class Names(Sequence[str]):
@@ -76,29 +75,22 @@ class Index:
     splits: tuple[str, ...]  # the folders of the two splits, where there are such
     num_skipped: int
     listed_at: str
-    folder: Path
-
-
-def is_set(folders: Sequence[str]) -> bool:
-    """Say whether folders at a place may be classes, or the splits of a set."""
-    return len([name for name in folders if not name.startswith(".")]) >= 1
+    file: Path
 
 
 def read_index(store: Store, folders: Sequence[str]) -> Index:
     """Return the index of a place with these folders: the one that was kept, or a new one."""
     key = hashlib.sha256(json.dumps([1, store.address, *folders]).encode()).hexdigest()[:24]
-    home = cache_directory() / "indices" / f"folders-{key}"
+    file = cache_directory() / "indices" / f"folders-{key}.columns"
     try:
-        return _kept(home)
-    except (OSError, ValueError, KeyError, TypeError):
-        shutil.rmtree(home, ignore_errors=True)
-    _make(store, folders, home)
-    return _kept(home)
+        return _kept(file)
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one
+        _make(store, folders, file)
+    return _kept(file)
 
 
-def _kept(home: Path) -> Index:
-    facts = parse_json((home / _FACTS).read_bytes())
-    columns = {name: np.load(home / f"{name}.npy", mmap_mode="r") for name in _COLUMNS}
+def _kept(file: Path) -> Index:
+    columns, facts = read_columns(file)
     count, ends = len(columns["ends"]), columns["ends"]
     if not count or int(ends[-1]) != len(columns["names"]) or (np.diff(ends) <= 0).any():
         raise ValueError("its names are damaged")
@@ -115,11 +107,11 @@ def _kept(home: Path) -> Index:
         splits=tuple(map(str, facts["splits"])),
         num_skipped=int(facts["num_skipped"]),
         listed_at=str(facts["listed_at"]),
-        folder=home,
+        file=file,
     )
 
 
-def _make(store: Store, folders: Sequence[str], home: Path) -> None:
+def _make(store: Store, folders: Sequence[str], file: Path) -> None:
     """List all folders, and write what is there; the names stay bytes, one class after the other."""
     train = next((name for name in TRAIN_NAMES if name in folders), None)
     held = next((name for name in VALIDATION_NAMES if name in folders), None)
@@ -163,15 +155,19 @@ def _make(store: Store, folders: Sequence[str], home: Path) -> None:
         "num_skipped": num_skipped,
         "listed_at": time.strftime("%Y-%m-%d %H:%M", time.localtime()),
     }
-    partial = home.with_name(f".{home.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    np.save(partial / "names.npy", np.frombuffer(b"".join(part[0] for part in parts), np.uint8))
-    np.save(partial / "ends.npy", np.cumsum(np.concatenate([part[1] for part in parts]), dtype=np.int64))
-    np.save(partial / "sizes.npy", np.concatenate([part[2] for part in parts]))
-    np.save(partial / "labels.npy", np.concatenate([part[3] for part in parts]))
-    write_atomic(partial / _FACTS, json.dumps(facts).encode())
-    partial.rename(home)
+    columns = {
+        "names": np.frombuffer(b"".join(part[0] for part in parts), np.uint8),
+        "ends": np.cumsum(np.concatenate([part[1] for part in parts]), dtype=np.int64),
+        "sizes": np.concatenate([part[2] for part in parts]),
+        "labels": np.concatenate([part[3] for part in parts]),
+    }
+    try:
+        write_columns(file, columns, facts)
+    except OSError as error:
+        raise DataError(
+            f"The index of {store.address} cannot be written to {file}: {error.strerror}.",
+            remedy="Free some space, or name another cache directory: XDG_CACHE_HOME.",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -206,7 +202,7 @@ def _list_class(store: Store, folder: str) -> _Part:
 
 def listed_images(index: Index) -> Listed:
     """Return the files of an index, as a mirror takes them."""
-    return Listed(names=index.names, sizes=index.sizes, digest=index.folder.name)
+    return Listed(names=index.names, sizes=index.sizes, digest=index.file.name)
 
 
 class ObjectSamples:
@@ -268,7 +264,7 @@ def open_folders(mirror: Mirror, index: Index, fraction: float) -> ImageSet:
         split_by = " and ".join(index.splits) if index.num_train else f"{index.splits[0]} alone"
         remarks = never_validated(index.class_names, np.asarray(index.labels[index.num_train :]))
     skipped = (f"{index.num_skipped:,} files are no images, or empty",) if index.num_skipped else ()
-    kept = f"listed on {index.listed_at}; to list it anew, delete {index.folder}"
+    kept = f"listed on {index.listed_at}; to list it anew, delete {index.file}"
     return ImageSet(
         kind="folder",
         place=address,

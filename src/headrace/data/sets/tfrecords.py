@@ -132,14 +132,16 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
     Samples are numbered by class and file name where records have such names: as in the class folders they were built
     from, so that a run on either sees the same samples in the same order.
     """
-    rows: list[tuple[int, int, int, int]] = []
-    images: list[tuple[int, bytes]] = []
-    places: list[tuple[int, int, int, int]] = []
+    # Of each file an array of its samples' numbers, and one of their files' names: tuples take eight times that.
+    every: list[np.ndarray] = []
+    file_names: list[np.ndarray] = []
     objects: list[tuple[float, ...]] = []
     # By label: shards come in any order, and a class may appear first in any of them.
     names: dict[int, str] = dict(enumerate(class_names))
     wanted = {schema.label, schema.image, *schema.texts, *schema.boxes, *([schema.file] if schema.file else [])}
     for number, path in enumerate(files):
+        rows: list[tuple[int, ...]] = []
+        images: list[bytes] = []
         for extent, view in _whole_records(path):
             try:
                 features = read_example(view, wanted, uncopied=schema.image)
@@ -148,21 +150,22 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
             label = _label(path, extent.offset, features, schema)
             if label not in names:
                 names[label] = _text(features, schema)
-            rows.append((number, extent.offset, extent.length, label))
-            images.append((label, _file_name(features, schema)))
+            images.append(_file_name(features, schema))
             encoded, boxes = (features.get(schema.image) or [b""])[0], _boxes(features, schema)
             skip = place_in(view, encoded) if isinstance(encoded, memoryview) and encoded else 0
             size = len(encoded) if isinstance(encoded, bytes | memoryview) else 0
-            places.append((skip, size, len(objects), len(objects) + len(boxes)))
+            place = number, extent.offset, extent.length, label
+            rows.append((*place, skip, size, len(objects), len(objects) + len(boxes)))
             objects += boxes
-    # Only if every record has a name of its own: otherwise the order of the files is all there is.
-    if len({*images}) == len(rows) and all(name for _, name in images):
-        order = sorted(range(len(rows)), key=images.__getitem__)
-        rows, places = [rows[number] for number in order], [places[number] for number in order]
-    if not rows:
+        every.append(np.array(rows, np.int64).reshape(-1, 8))
+        file_names.append(np.array(images, bytes))
+    table = np.concatenate(every) if every else np.zeros((0, 8), np.int64)
+    if not len(table):
         raise DataError(f"{files[0].parent if files else 'The set'} has no records.", remedy="Check --dataset-path.")
+    del every
+    table = table[_by_name(table[:, 3], np.concatenate([part for part in file_names if len(part)]))]
     count = max(names) + 1
-    skip, size, first, end = np.array(places, np.int64).reshape(len(rows), 4).T
+    skip, size, first, end = table[:, 4:].T
     parts = ImageParts(
         skip=skip,
         size=size,
@@ -170,8 +173,15 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
         end_object=end.astype(np.int32),
         objects=np.array(objects, np.float32).reshape(len(objects), 4),
     )
-    index = make_index(rows, [names.get(label) or f"class {label}" for label in range(count)])
+    index = make_index(table[:, :4], [names.get(label) or f"class {label}" for label in range(count)])
     return replace(index, parts=parts)
+
+
+def _by_name(labels: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """Return the order of records by class and file name; as they are unless each has a name of its own."""
+    order = np.lexsort((names, labels))
+    same = (labels[order][1:] == labels[order][:-1]) & (names[order][1:] == names[order][:-1])
+    return np.arange(len(labels)) if same.any() or (names == b"").any() else order
 
 
 def _whole_records(path: Path) -> Iterator[tuple[Extent, memoryview]]:

@@ -5,6 +5,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from headrace.config.schema import Data
 from headrace.core.errors import DataError
 from headrace.core.json_text import parse_json
@@ -56,20 +58,22 @@ def tar_index(files: Sequence[Path], folder: Path | None = None) -> Index:
 
 
 def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
-    rows = []
+    parts: list[np.ndarray] = []  # of each file: as tuples a million samples took 250 MB
     for number, path in enumerate(files):
         try:
             with whole_file(path) as there:
-                rows += _rows_of(there, number)
+                parts.append(np.array(_rows_of(there, number), np.int64).reshape(-1, 4))
         except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
             # tarfile calls itself for each header that describes another one.
             problem = "one file has hundreds of headers" if isinstance(error, RecursionError) else error
             raise DataError(
                 f"{path} is not a complete tar file: {problem}.", remedy="Fetch or make it again."
             ) from None
-    if not rows:
+    rows = np.concatenate(parts)
+    del parts
+    if not len(rows):
         raise DataError(f"{files[0].parent} has no images in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
-    count = max(row[3] for row in rows) + 1
+    count = int(rows[:, 3].max()) + 1
     if class_names and count > len(class_names):
         raise DataError(f"A label is {count - 1}, but there are {len(class_names)} class names.")
     return make_index(rows, class_names or numbered_classes(count))
