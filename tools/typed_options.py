@@ -24,7 +24,7 @@ KERAS = {"steps_per_epoch": "weight_updates_per_epoch"}  # beside the options' o
 NOT_BY_CODE = ("training", "compile_only", "weights")  # Model refuses them; weights is an argument of its own
 # Arguments of their own: of Model and Model.fit, each of which has those of the other as options.
 OF_MODEL = ("num_classes",)
-OF_FIT = ("labels", "loss", "resume")
+OF_FIT = ("labels", "loss", "optimizer", "resume")
 
 TYPES: dict[Kind, str] = {
     kinds.BOOL: "bool",

@@ -206,16 +206,16 @@ def test_an_accelerator_learns_photographs_by_muon(on, photographs):
     learning, model = settled.config.learning, settled.config.model
     assert (learning.optimizer, learning.lookahead, learning.lr_schedule) == ("muon", 0, "linear")
     assert learning.optimizer_params["momentum"] == 0.9
-    assert (learning.weight_decay, learning.l2_regularization, learning.warmup_epochs) == (0.0, 0.0, 0.0)
+    assert (learning.weight_decay, learning.l2_regularization, learning.lr_warmup_params) == (0.0, 0.0, None)
     assert (model.stem, model.activation) == ("deep", "mish")
     assert settled.config.data.crop_area == (0.5, 1.0), "in few epochs"
     assert settled.config.batch.batch_size == 32
-    assert learning.learning_rate == pytest.approx(0.025 * 0.5**0.5, rel=0.05)
+    assert learning.lr_schedule_params == {"absolute_learning_rate": pytest.approx(0.025 * 0.5**0.5, rel=0.05)}
     assert "Muon" in settled.notes[-1]
     assert "crops of at least 50%" in settled.notes[-1]
     longer = on(GPU, dataset_path=photographs(4_200), image_size=96, num_epochs=40).config
     assert longer.data.crop_area == (0.35, 1.0)
-    assert (longer.batch.batch_size, longer.learning.learning_rate) == (64, 0.025)
+    assert (longer.batch.batch_size, longer.learning.lr_schedule_params["absolute_learning_rate"]) == (64, 0.025)
     assert on(GPU, dataset_path=photographs(1_200), image_size=96).config.data.crop_area == (0.35, 1.0)
 
 

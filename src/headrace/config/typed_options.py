@@ -442,10 +442,6 @@ class Options(TypedDict, total=False):
     """Find the first layer that produces a non-finite number, and report it."""
     nan_policy: Literal["stop", "skip"]
     """What to do about a non-finite loss or gradient."""
-    optimizer: Literal["sgd", "momentum", "muon", "adamw", "adam", "nadam", "radam", "lion", "rmsprop", "lars", "lamb"]
-    """Optimizer; sgd applies the learning rate before the momentum, momentum applies it after."""
-    optimiser: Literal["sgd", "momentum", "muon", "adamw", "adam", "nadam", "radam", "lion", "rmsprop", "lars", "lamb"]
-    """The same as optimizer."""
     optimizer_params: str | Mapping[str, object]
     """Settings of the optimizer."""
     optimiser_params: str | Mapping[str, object]
@@ -611,6 +607,14 @@ class ModelOptions(Options, total=False):
 
     labels: str | os.PathLike[str] | None
     """CSV file that lists images: columns path, label and, optionally, split (train, val, test)."""
+    optimizer: Literal[
+        "sgd", "momentum", "muon", "adamw", "adam", "nadam", "radam", "lion", "rmsprop", "lars", "lamb", "given"
+    ]
+    """Optimizer; sgd applies the learning rate before the momentum, momentum applies it after."""
+    optimiser: Literal[
+        "sgd", "momentum", "muon", "adamw", "adam", "nadam", "radam", "lion", "rmsprop", "lars", "lamb", "given"
+    ]
+    """The same as optimizer."""
     loss: Literal["cross_entropy", "bce"]
     """Loss: softmax cross entropy, or bce, the mean over the classes of binary cross entropies (sigmoid)."""
     resume: Literal["never", "auto"]

@@ -24,6 +24,7 @@ from headrace.core.tree import PyTree, map_named
 from headrace.engine.lr_curve import LrCurve, pairs
 from headrace.engine.trainable import EVERYTHING, Trainable
 from headrace.rows.optimizers import OPTIMIZERS
+from headrace.rows.optimizers.given import OptimizerFunction, given_rule
 from headrace.rows.row import OptimizerRow, Rule
 
 # Gradients with up to this many elements are concatenated before they are reduced.
@@ -67,10 +68,13 @@ class Update:
     exclude: tuple[str, ...]  # expressions; weights whose names match one have neither L2 nor decay
     trained: Trainable  # which weights are, with which factors on their updates
     lookahead: int
+    given: OptimizerFunction | None = None  # in place of the row's rule
 
     @functools.cached_property
     def rule(self) -> Rule:
         """Return the optimizer's rule with its settings."""
+        if self.given is not None:
+            return given_rule(self.given)
         # LAMB's trust ratio is computed from the step with the decay in it, so that it cannot be added afterwards.
         inside = {"weight_decay": self.decay, "decayed": self.is_decayed} if self.row.decay == "inside" else {}
         return self.row.rule(dict(self.options) | inside)
@@ -138,7 +142,11 @@ class Update:
 
 
 def make_optimizer(
-    learning: Learning, lr_curve: LrCurve, global_batch_size: int, trained: Trainable = EVERYTHING
+    learning: Learning,
+    lr_curve: LrCurve,
+    global_batch_size: int,
+    trained: Trainable = EVERYTHING,
+    given: OptimizerFunction | None = None,
 ) -> Update:
     """Return the update rule of the options."""
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
@@ -152,6 +160,7 @@ def make_optimizer(
         exclude=tuple(learning.weight_decay_exclude),
         trained=trained,
         lookahead=learning.lookahead,
+        given=given,
     )
     assert update.rule  # made here, so that settings that contradict each other are refused before anything starts
     return update

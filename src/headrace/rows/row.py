@@ -27,7 +27,7 @@ class OptimizerRow:
     """One optimizer.
 
     `scope` says what the update of an element depends on: that element alone, so that weights may be joined and cut, or
-    its whole tensor. None depends on other tensors: stages update theirs apart.
+    its whole tensor; of ours none depends on other tensors, so that stages update theirs apart. `all`: perhaps it does.
     """
 
     name: str
@@ -36,7 +36,7 @@ class OptimizerRow:
     rule: Callable[[Options], Rule]
     slots: Callable[[Options], int]  # float32 arrays with the shapes of the weights
     usual_rate: float  # for 1,024 images a step
-    scope: Literal["element", "tensor"]
+    scope: Literal["element", "tensor", "all"]
     decay: Literal["after", "inside", "none"] = "after"  # where --weight-decay acts; none: it is refused
 
 

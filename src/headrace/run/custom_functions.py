@@ -21,6 +21,7 @@ from headrace.model.context import Ctx, Draws
 from headrace.model.sample_keys import sample_key
 from headrace.rows.metrics import METRICS
 from headrace.rows.named_metrics import NAMED, OTHER_NAMES
+from headrace.rows.optimizers.given import OptimizerFunction, given_rule
 from headrace.rows.row import Metric, no_value
 from headrace.telemetry.records import TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import VALIDATION_COLUMNS
@@ -79,6 +80,38 @@ def metric(given: object) -> Metric:
         rule=f"A list has headrace.Metric and names: {', '.join((*METRICS, *NAMED))}.",
         remedy='A function with a value per image is given as {"name": function}.',
     )
+
+
+def check_optimizer(function: OptimizerFunction | None) -> None:
+    """Refuse an optimizer that cannot be traced, or whose updates are not shaped as the weights."""
+    if function is None:
+        return
+    form = "It is a function of the learning rate: optimizer=lambda rate: optax.adam(rate)."
+    if not callable(function):
+        raise ConfigError(f"The optimizer is a {type(function).__name__}, which has a rate of its own.", rule=form)
+    weights = {"kernel": _array(3, 3, 4, 5), "bias": _array(5)}
+
+    def step(weights: Any, rate: jax.Array) -> Any:
+        rule = given_rule(function)
+        updates, slots = rule.update(weights, rule.init(weights), weights, rate)
+        return updates, slots, rule.init(weights)
+
+    try:
+        updates, slots, first = jax.eval_shape(step, weights, _array())
+    except Exception as error:
+        said = "the optimizer failed while JAX traced it; it takes the rate and returns a transformation of optax"
+        raise pointed(error, function, said) from None
+    shapes = jax.tree.map(lambda leaf: leaf.shape, updates)
+    if shapes != {"kernel": (3, 3, 4, 5), "bias": (5,)}:
+        raise ConfigError(
+            f"The optimizer's updates for kernel and bias are {shapes}.", rule="They are shaped as the weights."
+        )
+    form_of = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each) for each in (first, slots)]
+    if form_of[0] != form_of[1]:
+        raise ConfigError(
+            "The optimizer's state has another form after a step than at its start.",
+            rule="Arrays keep their shapes and types, so that the loop can run on the device.",
+        )
 
 
 def check_objective(

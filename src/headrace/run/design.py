@@ -32,6 +32,7 @@ from headrace.plan.image_sizes import SizeSpan, size_spans
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.rows.metrics import METRICS, TOP1
+from headrace.rows.optimizers.given import OptimizerFunction
 from headrace.rows.row import Metric, Span
 from headrace.run.callbacks import Callback, Callbacks, callbacks_of
 from headrace.run.custom_functions import (
@@ -39,6 +40,7 @@ from headrace.run.custom_functions import (
     Metrics,
     check_augment,
     check_objective,
+    check_optimizer,
     read_metrics,
     refuse_scores,
 )
@@ -70,6 +72,7 @@ class CustomParts:
     loss: LossFunction | None = None
     metrics: Metrics = field(default_factory=dict)
     augment: AugmentFunction | None = None
+    optimizer: OptimizerFunction | None = None
     speaks_python: bool = False  # notes and verdicts name arguments instead of flags
 
     @property
@@ -192,11 +195,18 @@ def design_run(
     class_weights = config.learning.class_weights if config.run.training else ()
     check_objective(custom.loss, custom.metric_rows, info.num_classes, class_weights)
     check_augment(custom.augment, info.image_hwc)
+    check_optimizer(custom.optimizer)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
     # Before the plan: a split inside a block (b1/2/relu) makes two blocks of one, and all numbers are by block.
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
     refuse_unpaced(config.run.time_budget, plan)
+    if custom.optimizer is not None and plan.pipeline is not None and len(plan.pipeline.stages) > 1:
+        raise ConfigError(
+            f"An optimizer is given by code, and the network has {len(plan.pipeline.stages)} stages.",
+            rule="Stages update their weights apart; whether an optimizer of yours may be, nobody says.",
+            remedy="Choose an optimizer by its name, or train without stages.",
+        )
     check_devices_per_replica(plan.devices_per_replica)
     if plan.pipeline is not None and plan.validation.devices_per_replica > 1:
         refuse_scores(custom.metric_rows)
@@ -217,7 +227,7 @@ def design_run(
         plan=plan,
         precision=make_precision(config.numerics, config.batch, half_partials=config.compiler.half_partials),
         lr_curve=lr_curve,
-        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, trainable),
+        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, trainable, custom.optimizer),
         trainable=trainable,
         sizes=size_spans(config.augment, network, plan.steps),
         custom=custom,

@@ -204,7 +204,8 @@ def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> d
 
 
 REPLACED = ("network", "dataset")  # what code can give instead of options
-PARTS = (*REPLACED, "loss", "metrics", "augment")  # and what it can give beside them; all of it is needed to resume
+# and what it can give beside them; all of it is needed to resume
+PARTS = (*REPLACED, "loss", "metrics", "augment", "optimizer")
 
 
 def from_saved(

@@ -179,5 +179,5 @@ def _with_growing_rate(design: Design, num_steps: int, lowest: float, highest: f
         return jnp.float32(lowest) * jnp.exp(jnp.asarray(step, jnp.float32) * jnp.float32(growth))
 
     batch = design.plan.batch.global_batch_size
-    optimizer = make_optimizer(design.config.learning, curve, batch, design.trainable)
+    optimizer = make_optimizer(design.config.learning, curve, batch, design.trainable, design.custom.optimizer)
     return replace(design, lr_curve=curve, optimizer=optimizer)

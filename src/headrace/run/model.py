@@ -50,9 +50,10 @@ from headrace.model.zoo import build_network
 from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
 from headrace.rows.exports import find_export, format_of
+from headrace.rows.optimizers.given import GIVEN, OptimizerFunction
 from headrace.run.callback_forms import CallbackLike, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
-from headrace.run.custom_functions import AugmentFunction, Metrics
+from headrace.run.custom_functions import AugmentFunction, Metrics, check_optimizer
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
 from headrace.run.directory import checkpoints_of, from_saved, saved_form
 from headrace.run.exports.values import ExportOptions
@@ -87,6 +88,7 @@ from headrace.run.model_inputs import (
     check_custom_options,
     full_names,
     make_network,
+    need_rate,
     normalised_spec,
     planned_spec,
     positive,
@@ -230,6 +232,7 @@ class Model:
         loss: LossFunction | str | None = None,
         metrics: Metrics | None = None,
         augment: AugmentFunction | None = None,
+        optimizer: OptimizerFunction | str | None = None,
         **options: Unpack[FitOptions],
     ) -> RunResult:
         """Train on a path, images and labels, a dataset, a data frame or an iterable; return the run.
@@ -245,21 +248,31 @@ class Model:
         of `headrace.Callback`, or with the methods of a callback of Keras.
 
         Functions traced into the step: `loss(logits, targets)` (or its name, "bce"), `metrics` {name: f(logits,
-        labels)} with a value per image (or a list of `headrace.Metric` and of names), and `augment(key, images,
-        labels)` with the images; docs/howto/python.md says more.
+        labels)} with a value per image (or a list of `headrace.Metric` and of names), `augment(key, images,
+        labels)` with the images, and `optimizer(rate)`, which returns a transformation of optax (or its name, "muon");
+        docs/howto/python.md says more.
         """
         asked: dict[str, Any] = dict(options)
+        if isinstance(optimizer, str):
+            asked, optimizer = asked | {"optimizer": optimizer}, None
+        elif optimizer is not None:
+            asked |= {"optimizer": GIVEN.name}
         asked, loss = (asked | {"loss": loss}, None) if isinstance(loss, str) else (asked, loss)
         given = full_names(asked, self._code_network is not None)
         # A fit that names its own directory needs none of the model's.
         ours = {} if "output" not in given else dict.fromkeys(("log_dir", "run_name"))
         asked = {name: value for name, value in self._options.items() if name not in ours} | given
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
+        if optimizer is not None:
+            check_optimizer(optimizer)
+            if resume is None:
+                need_rate(resolved)
         custom = replace(
             custom,
             loss=loss,
             metrics=metrics or {},
             augment=augment,
+            optimizer=optimizer,
             callbacks=check_callbacks(callbacks),
             speaks_python=True,
         )

@@ -78,6 +78,16 @@ def resolve_for_arrays(options: Mapping[str, object], recipe: str | None) -> Res
         raise ConfigError(problem, rule=error.rule, remedy=remedy) from None
 
 
+def need_rate(resolved: Resolved) -> None:
+    """Refuse an optimizer that code gives without a learning rate: nobody knows which one it needs."""
+    if not any(resolved.origin(name).is_given for name in ("learning_rate", "lr_schedule_params")):
+        raise ConfigError(
+            "The optimizer is given by code, and no learning rate is.",
+            rule="A rate can be chosen only for the optimizers that have a name.",
+            remedy="Give learning_rate, too.",
+        )
+
+
 def without_data(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options without those that name a dataset or shape it."""
     return {name: value for name, value in options.items() if name not in NAMED_OF_ONE_SET}
