@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.cli.help_screens import SCREENS
+from headrace.config.field import option_names
+from headrace.config.other_names import OTHER_NAMES
+from headrace.config.schema import all_options
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -62,3 +66,32 @@ def test_the_python_names_are_all_on_their_page():
 def test_the_walk_finds_links_and_anchors():
     assert anchors_of("# A `b_c` d\n```\n# no\n```\n## E, f (g)\n") == {"a-b_c-d", "e-f-g"}
     assert LINK.findall("[a](b.md#c) ![d](e.png)") == [("b.md", "c", ""), ("e.png", "", "")]
+
+
+# What speaks of other spellings: names of other programs' options, and lines that are about the spellings themselves.
+ELSEWHERE = re.compile(
+    r"alias|Names of timm|Also `|older form|legacy|poprun|tensorboard --logdir|benchmarks/|examples/porting|cifar10\.py"
+    r"|train\.py|data build|application|weight-avg|is ignored, with a warning|`--lr` \(|--data-dir"
+)
+
+
+def test_an_option_has_the_spelling_of_the_help():
+    known = option_names(all_options())
+    typed = [row.split()[0] for rows in SCREENS["train"].rows.values() for row in rows]
+    shown = {known[name.replace("-", "_")].name: name for name in typed}
+    wrong = []
+    for page in PAGES:
+        if page.is_relative_to(DOCS / "documents") or (not page.is_relative_to(DOCS) and page.name != "README.md"):
+            continue
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            if ELSEWHERE.search(line) or line.startswith("| `--"):
+                continue
+            for flag in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line):
+                name = flag.replace("-", "_")
+                if name in known:
+                    right = shown.get(known[name].name, known[name].name.replace("_", "-"))
+                    if flag != ("no-" if known[name].negated else "") + right:
+                        wrong.append(f"{page.relative_to(ROOT)}:{number}: --{flag} is --{right} in --help")
+                elif name in OTHER_NAMES and OTHER_NAMES[name].same:
+                    wrong.append(f"{page.relative_to(ROOT)}:{number}: --{flag} is another trainer's name")
+    assert not wrong, "\n".join(wrong)

@@ -79,7 +79,7 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     )
 
 
-WORKING_RATIO = 2  # working size to image size; docs/tutorials/photographs.md has the measured accuracy
+WORKING_RATIO = 2  # working size to image size; benchmarks/dated/2026-11-16-image-files.md has the accuracy
 
 
 def working_size(images: ImageSet, data: Data, size: int) -> int | None:
