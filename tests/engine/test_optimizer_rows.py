@@ -165,6 +165,23 @@ def test_muon_matches_numpy(fixed_norm):
             assert np.linalg.norm(found[name]) == pytest.approx(np.linalg.norm(weights()[name]), rel=1e-5)
 
 
+def test_products_in_bfloat16_leave_matrices_about_as_orthogonal():
+    """Three rounds from small singular values: beside float32 they differ by less than the rounds leave open."""
+    matrices = np.random.default_rng(3).normal(size=(2, 288, 64)).astype(np.float32)
+    for rounds, low, high in ((3, 0.3, 1.3), (5, 0.6, 1.3)):
+        whole, half = (np.asarray(orthogonal(jnp.asarray(matrices), rounds, each)) for each in (False, True))
+        assert half.dtype == np.float32
+        for mine in (whole, half):
+            values = np.linalg.svd(mine, compute_uv=False)
+            assert values.min() > low
+            assert values.max() < high
+        # The same directions: the factor of the polar decomposition, by SVD in float64.
+        left, _, right = np.linalg.svd(matrices.astype(np.float64), full_matrices=False)
+        for mine, limit in ((whole, 0.05), (half, 0.06)):
+            cosine = np.sum(mine * (left @ right)) / np.linalg.norm(mine) / np.linalg.norm(left @ right)
+            assert cosine > 1 - limit
+
+
 @pytest.mark.parametrize("name", ["sgd", "muon", "adamw"])
 def test_lookahead_matches_numpy(name):
     """Six steps of the rule between meetings; then halfway between the slow weights and where it got."""

@@ -75,6 +75,7 @@ OPTIMIZERS = {
         "epsilon": 0.0,
     },  # its norms are of whole tensors, wherever their parts are
     "adamw": {},
+    "muon": {},  # its products are of whole matrices
 }
 
 
@@ -86,6 +87,8 @@ OPTIMIZERS = {
         pytest.param("sharded", "adamw", (1,), marks=pytest.mark.slow),
         ("both", "adamw", ()),
         pytest.param("both", "lars", (1,), marks=pytest.mark.slow),
+        ("sharded", "muon", ()),
+        ("host", "muon", (1,)),
     ],
 )
 def test_wherever_the_optimizer_state_is_the_weights_are_the_same(samples, placement, optimizer, cut):
