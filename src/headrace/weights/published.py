@@ -102,11 +102,13 @@ def _imagenet_lines() -> tuple[tuple[str, str], ...]:
     return tuple((line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines)
 
 
+@cache  # each of the 300 published weights has them
 def imagenet_names() -> tuple[str, ...]:
     """Return the names of ImageNet's 1000 classes, in the order of their labels."""
     return tuple(name for _, name in _imagenet_lines())
 
 
+@cache
 def imagenet_numbers() -> tuple[str, ...]:
     """Return WordNet's numbers of the classes (n01440764), which name ImageNet's folders."""
     return tuple(number for number, _ in _imagenet_lines())
