@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import pytest
@@ -19,7 +20,8 @@ from hypothesis import HealthCheck, settings
 
 from headrace.config.load import config_from
 from headrace.config.schema import Config
-from headrace.engine import kept_programs, stored_programs
+from headrace.core.session import new_session
+from headrace.engine import stored_programs
 from headrace.engine.devices import use_compilation_cache
 from tests.fork_server import load_few_dialects
 
@@ -115,16 +117,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let tests that replace something trace their programs anew, and no other test get these."""
-    patches, folder = "monkeypatch" in getattr(item, "fixturenames", ()), stored_programs.folder
-    if patches:
-        kept_programs._kept.clear()
-        stored_programs.folder = lambda: None
-    try:
+    if "monkeypatch" not in getattr(item, "fixturenames", ()):
         return (yield)
-    finally:
-        stored_programs.folder = folder
-        if patches:
-            kept_programs._kept.clear()
+    with new_session(), mock.patch.object(stored_programs, "folder", return_value=None):
+        return (yield)
 
 
 MakeConfig = Callable[..., Config]

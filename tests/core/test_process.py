@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from headrace.cli.main import report
-from headrace.core import device_access
-from headrace.core.process import COLLECTION_THRESHOLDS, SWITCH_SECONDS, tuned_interpreter
+from headrace.core.interpreter import COLLECTION_THRESHOLDS, SWITCH_SECONDS
+from headrace.core.process import tuned_interpreter
+from headrace.core.session import session
 from headrace.run.callbacks import Callback
 from headrace.run.model import Model
 
@@ -52,14 +53,14 @@ def test_a_wait_for_the_devices_that_is_interrupted_leaves_them_to_others(monkey
         if not ready():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(device_access._changed, "wait_for", interrupted)
-    with device_access.transferring(), pytest.raises(KeyboardInterrupt), device_access.exclusive():
+    monkeypatch.setattr(session().devices._changed, "wait_for", interrupted)
+    with session().devices.transferring(), pytest.raises(KeyboardInterrupt), session().devices.exclusive():
         pytest.fail("a transfer is under way")
     monkeypatch.undo()
     began = threading.Event()
 
     def transfer():
-        with device_access.transferring():
+        with session().devices.transferring():
             began.set()
 
     threading.Thread(target=transfer, daemon=True).start()
@@ -71,7 +72,7 @@ def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
 
     def transfer():
         try:
-            with device_access.transferring():
+            with session().devices.transferring():
                 pass
         except RuntimeError as error:
             failures.append(str(error))
@@ -81,21 +82,21 @@ def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
         thread.start()
         return thread
 
-    with device_access.exclusive():
+    with session().devices.exclusive():
         waits = started()
         time.sleep(0.05)
-        device_access.leave_devices()
+        session().devices.leave()
         for thread in (waits, started()):  # also one that comes later
             thread.join(timeout=10)
             assert not thread.is_alive()
         assert failures == ["The run that wanted to transfer something has been interrupted."] * 2
-        device_access.leave_devices(left=False)  # the next run of this process, which waits
+        session().devices.leave(left=False)  # the next run of this process, which waits
         next_run = started()
         next_run.join(timeout=0.05)
         assert next_run.is_alive()
     next_run.join(timeout=10)
     assert len(failures) == 2
-    device_access.leave_devices()  # nobody has them to itself
+    session().devices.leave()  # nobody has them to itself
     transfer()
     assert len(failures) == 2
 

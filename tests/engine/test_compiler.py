@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Compiler
-from headrace.core.device_access import transferring
+from headrace.core.session import session
 from headrace.engine.compiler import (
     CONCURRENT,
     CONV_FUSION,
@@ -152,7 +152,7 @@ def test_a_program_with_recommended_plans_runs_once_on_zeros_while_no_other_thre
     under_way, may_end, order = threading.Event(), threading.Event(), []
 
     def send(name, begun, end):
-        with transferring():
+        with session().devices.transferring():
             order.append(name)
             begun.set()
             end.wait(10)

@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import headrace
 from headrace.config.load import config_from
+from headrace.core.last_used import LastUsed
+from headrace.core.session import session
 from headrace.data.augmentation.preprocess import Preprocess
 from headrace.data.feeding.fetch import FetchSamples
-from headrace.engine import kept_programs
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh
 from headrace.engine.forward import EvalSpec, make_forward
 from headrace.engine.kept_programs import NoKeyError, kept, key
@@ -133,7 +134,7 @@ def test_what_a_user_wrote_has_no_key(value):
 
 
 def test_the_last_ones_are_kept_and_those_for_any_backend_apart(monkeypatch):
-    monkeypatch.setattr(kept_programs, "_MOST", 2)
+    monkeypatch.setattr(session(), "programs", LastUsed(2))
     mesh = replica_mesh(jax.devices()[:1])
 
     def make(on=mesh, **options):
@@ -150,7 +151,7 @@ def test_the_last_ones_are_kept_and_those_for_any_backend_apart(monkeypatch):
     assert make() is first
     make(flip=True)
     make(stable_norm=True)
-    assert len(kept_programs._kept) == 2
+    assert len(session().programs) == 2
     assert make() is not first
 
 

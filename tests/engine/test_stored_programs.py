@@ -24,7 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import headrace.engine
 from headrace.checkpoint.store import list_checkpoints, load
-from headrace.engine import kept_programs, program_names, stored_programs
+from headrace.core.session import session
+from headrace.engine import program_names, stored_programs
 from headrace.engine.compiler import CONV_FUSION
 from headrace.engine.devices import count_compilations, replica_mesh
 from headrace.engine.forward import make_forward
@@ -40,7 +41,7 @@ def place(tmp_path):
     own = mock.patch.object(headrace.engine, "multiplication", multiplication, create=True)
     with own, mock.patch.object(stored_programs, "folder", return_value=tmp_path / "programs"):
         yield tmp_path / "programs"
-    kept_programs._kept.clear()
+    session().programs.clear()
 
 
 def multiplication(spec, _mesh):
@@ -67,7 +68,7 @@ def request(factor=None, *, shape=(), dtype: Any = np.float32, options=None, don
 
 def obtain(wanted):
     """Return (program, what a run would say, seconds of tracing), as a new process would get them."""
-    kept_programs._kept.clear()
+    session().programs.clear()
     with count_compilations() as counts:
         programs = wanted.prepare().compile()
     return programs.compiled[0], str(counts), programs.trace_seconds

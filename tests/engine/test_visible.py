@@ -1,7 +1,6 @@
 """Devices counted from the files of their drivers, none opened; the files here are copies of what drivers write."""
 
 import importlib.metadata
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,7 +133,6 @@ def opened(tmp_path, monkeypatch, unopened):
     monkeypatch.setattr(visible, "visible_devices", partial(visible_devices, root=tmp_path))
     monkeypatch.setattr(visible, "start_devices", lambda platform, count: found.append(platform) or [count])
     monkeypatch.setattr(visible, "warm_up", found.append)
-    monkeypatch.setattr(visible, "_starts_early", threading.Event())
     monkeypatch.setattr(jax.config, "update", lambda name, value: found.append((name, value)))
     return found
 

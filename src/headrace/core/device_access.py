@@ -9,52 +9,50 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_changed = threading.Condition()
-_num_transfers = 0
-_is_exclusive = False
-_is_left = False
 
+class DeviceAccess:
+    """The devices of a process, for its threads: shared by transfers, or one compilation's alone."""
 
-@contextmanager
-def transferring() -> Iterator[None]:
-    """Use the devices beside other transfers; waits while a thread has them to itself."""
-    global _num_transfers
-    with _changed:
-        _changed.wait_for(lambda: not _is_exclusive or _is_left)
-        if _is_left:
-            raise RuntimeError("The run that wanted to transfer something has been interrupted.")
-        _num_transfers += 1
-    try:
-        yield
-    finally:
-        with _changed:
-            _num_transfers -= 1
-            _changed.notify_all()
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_transfers = 0
+        self._is_exclusive = self._is_left = False
 
+    @contextmanager
+    def transferring(self) -> Iterator[None]:
+        """Use the devices beside other transfers; waits while a thread has them to itself."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_exclusive or self._is_left)
+            if self._is_left:
+                raise RuntimeError("The run that wanted to transfer something has been interrupted.")
+            self._num_transfers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_transfers -= 1
+                self._changed.notify_all()
 
-@contextmanager
-def exclusive() -> Iterator[None]:
-    """Use the devices alone: wait for the transfers under way, and let new ones wait for the end."""
-    global _is_exclusive, _is_left
-    with _changed:
-        _changed.wait_for(lambda: not _is_exclusive)
-        _is_exclusive = True  # before the transfers have ended, so that no others begin
-    try:  # already here: a signal that ends the wait must not leave all other threads waiting
-        with _changed:
-            _changed.wait_for(lambda: not _num_transfers)
-        yield
-    finally:
-        with _changed:
-            _is_exclusive = _is_left = False
-            _changed.notify_all()
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Use the devices alone: wait for the transfers under way, and let new ones wait for the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_exclusive)
+            self._is_exclusive = True  # before the transfers have ended, so that no others begin
+        try:  # already here: a signal that ends the wait must not leave all other threads waiting
+            with self._changed:
+                self._changed.wait_for(lambda: not self._num_transfers)
+            yield
+        finally:
+            with self._changed:
+                self._is_exclusive = self._is_left = False
+                self._changed.notify_all()
 
-
-def leave_devices(*, left: bool = True) -> None:
-    """Let no thread of a run wait for one that has the devices to itself, as the run ends; until another begins."""
-    global _is_left
-    with _changed:
-        _is_left = left and _is_exclusive
-        _changed.notify_all()
+    def leave(self, *, left: bool = True) -> None:
+        """Let no thread of a run wait for one that has the devices to itself, as the run ends; until another begins."""
+        with self._changed:
+            self._is_left = left and self._is_exclusive
+            self._changed.notify_all()
 
 
 COMPILING, SAVING = "compile", "checkpoint"  # names of threads

@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -15,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 from headrace.core.device_access import COMPILING
+from headrace.core.interpreter import SWITCH_SECONDS
+from headrace.core.session import session
 
 # A scheduler sends SIGTERM or SIGUSR1, Ctrl-C is SIGINT, and a terminal that is closed sends SIGHUP.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -74,12 +75,6 @@ def process_began() -> float:
         return time.time() - 10
 
 
-class _Typed:
-    """When the command was typed that this process runs."""
-
-    began: float | None = None
-
-
 _LONGEST_START = 10.0  # of Python, with the commands' entrance
 
 
@@ -89,7 +84,7 @@ def start_command() -> None:
     A shell that became this process may be older than the command (`exec headrace train` after a download).
     """
     age = time.time() - process_began()
-    _Typed.began = time.perf_counter() - (age if 0 <= age <= _LONGEST_START else 0.0)
+    session().command_began = time.perf_counter() - (age if 0 <= age <= _LONGEST_START else 0.0)
 
 
 def take_command_began() -> float | None:
@@ -97,7 +92,8 @@ def take_command_began() -> float | None:
 
     None to all others, and where Python code runs: what it did before is no part of a run.
     """
-    began, _Typed.began = _Typed.began, None
+    ours = session()
+    began, ours.command_began = ours.command_began, None
     return began
 
 
@@ -137,55 +133,18 @@ def leave_process(code: int) -> None:
     os._exit(code)
 
 
-# A thread that asks for Python's lock gets it after this time. With the usual five milliseconds, sending the hundreds
-# of weights of a network took a second beside tracing, which does not let it go.
-SWITCH_SECONDS = 0.001
-# Importing JAX and tracing a network make many objects and few cycles of them: with Python's own thresholds the search
-# for those is a fifth of the time.
-COLLECTION_THRESHOLDS = (20_000, 10, 10)
-
-
-class _Interpreter:
-    """The settings of the interpreter, which has one of each: as they were, once nobody asks for others."""
-
-    def __init__(self) -> None:
-        self._lock, self._asked = threading.Lock(), list[float]()
-        self._before: tuple[float, tuple[int, int, int]] = (sys.getswitchinterval(), gc.get_threshold())
-
-    def ask(self, seconds: float) -> None:
-        with self._lock:
-            if not self._asked:
-                self._before = sys.getswitchinterval(), gc.get_threshold()
-                if 0 < self._before[1][0] < COLLECTION_THRESHOLDS[0]:  # 0 turns the search off
-                    gc.set_threshold(*COLLECTION_THRESHOLDS)
-            self._asked.append(seconds)
-            self._switch()
-
-    def leave(self, seconds: float) -> None:
-        with self._lock:
-            self._asked.remove(seconds)
-            self._switch()
-            if not self._asked:
-                gc.set_threshold(*self._before[1])
-
-    def _switch(self) -> None:
-        sys.setswitchinterval(min(self._before[0], *self._asked) if self._asked else self._before[0])
-
-
-_INTERPRETER = _Interpreter()
-
-
 @contextmanager
 def tuned_interpreter(switch_seconds: float = SWITCH_SECONDS) -> Iterator[None]:
     """Let threads get Python's lock after this time, and search less often for garbage, while the block runs.
 
     Blocks of several threads may overlap: the shortest time counts, and after the last all is as it was.
     """
-    _INTERPRETER.ask(switch_seconds)
+    interpreter = session().interpreter
+    interpreter.ask(switch_seconds)
     try:
         yield
     finally:
-        _INTERPRETER.leave(switch_seconds)
+        interpreter.leave(switch_seconds)
 
 
 # Of glibc's mallopt: (parameter, value that keeps what is freed, value after that).
@@ -196,7 +155,6 @@ _MALLOC = (
     # Size from which a block is mapped. glibc raises it by itself, up to this, until any of these settings is made.
     (-3, 32 << 20, 32 << 20),
 )
-_keeps_freed_memory = False
 
 
 def keep_freed_memory(*, keep: bool) -> None:
@@ -206,11 +164,10 @@ def keep_freed_memory(*, keep: bool) -> None:
     every page filled with zeros: a tenth to a fifth of the time of a small inference. Not for training: threads that
     decode images would wait for each other's allocations. Nothing is set before memory is kept for the first time.
     """
-    global _keeps_freed_memory
     chosen = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if chosen or sys.platform != "linux" or keep == _keeps_freed_memory:
+    if chosen or sys.platform != "linux" or keep == session().keeps_freed_memory:
         return
-    _keeps_freed_memory = keep
+    session().keeps_freed_memory = keep
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # it is not there, or does nothing, where the C library is not glibc
         for parameter, kept, after in _MALLOC:

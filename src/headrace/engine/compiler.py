@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Compiler
-from headrace.core.device_access import exclusive
+from headrace.core.session import session
 from headrace.core.tree import PyTree
 from headrace.engine.devices import count_fallback, host_device
 from headrace.ops.tracing import target
@@ -185,7 +185,7 @@ def compile_program(lowered: Lowered, options: Options) -> jax.stages.Compiled:
     if not {CONV_FUSION, CONCURRENT} & left.keys():
         with _compiling():
             return lowered.compile(compiler_options=left or None)
-    with exclusive():
+    with session().devices.exclusive():
         jax.block_until_ready(jax.live_arrays())  # transfers that were begun and not waited for
         while {CONV_FUSION, CONCURRENT} & left.keys():
             try:

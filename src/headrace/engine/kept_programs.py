@@ -9,11 +9,9 @@ user wrote may depend on anything, has no key, and is traced each time.
 
 import hashlib
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from threading import Lock
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -21,13 +19,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from headrace.core.session import session
 from headrace.ops.tracing import target
 
 _Program = TypeVar("_Program")
-_MOST = 32  # a pipeline has one for each stage; each holds compiled programs, which take memory of the devices
-
-_kept: OrderedDict[Hashable, Any] = OrderedDict()
-_lock = Lock()
 
 
 class NoKeyError(Exception):
@@ -41,29 +36,7 @@ def kept(make: Callable[..., _Program], spec: Any, mesh: Mesh, *more: Any) -> _P
         known = key((make, spec, mesh, more, target())), tuple(mesh.devices.flat)
     except NoKeyError:
         return make(spec, mesh, *more)
-    with _lock:
-        _kept[known] = found = _kept.pop(known, None) or make(spec, mesh, *more)
-        _drop_oldest()
-    return found
-
-
-def keep_for(known: Hashable, found: Any) -> None:
-    """Keep something for the next run of this process, among the last ones."""
-    with _lock:
-        _kept.pop(known, None)
-        _kept[known] = found
-        _drop_oldest()
-
-
-def kept_for(known: Hashable) -> Any:
-    """Return what was kept under a key; None if there is nothing."""
-    with _lock:
-        return _kept.get(known)
-
-
-def _drop_oldest() -> None:
-    if len(_kept) > _MOST:
-        _kept.popitem(last=False)
+    return session().programs.take_or_make(known, lambda: make(spec, mesh, *more))
 
 
 def key(value: Any) -> str:

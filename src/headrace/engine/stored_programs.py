@@ -30,10 +30,11 @@ from jax.sharding import Mesh
 
 from headrace.core.files import write_atomic
 from headrace.core.json_text import parse_json
+from headrace.core.session import session
 from headrace.core.tree import PyTree
 from headrace.engine.compiler import Options, compile_program
 from headrace.engine.devices import Device, count_compilations, count_found
-from headrace.engine.kept_programs import NoKeyError, keep_for, kept, kept_for, key
+from headrace.engine.kept_programs import NoKeyError, kept, key
 from headrace.engine.program_names import is_patched, leaf_description, source_digest, surroundings
 from headrace.ops.tracing import lowered, target
 
@@ -109,7 +110,7 @@ class Draft:
         self._request, self._name, self._trace, self._seconds = request, name, trace, 0.0
         # With the devices themselves: a process may close its devices, and open others with the same numbers.
         self._key = ("programs", name, request.devices)
-        self._found = (kept_for(self._key) or _find(name, request.devices)) if name else None
+        self._found = (session().programs.get(self._key) or _find(name, request.devices)) if name else None
         self._made = None if self._found else self._make()
 
     def _make(self) -> Made:
@@ -139,7 +140,7 @@ class Draft:
 
     def _keep(self, compiled: Sequence[jax.stages.Compiled], facts: Any) -> Programs:
         """Keep programs for the next run of this process."""
-        keep_for(self._key, ([_Ready(each) for each in compiled], facts))
+        session().programs.put(self._key, ([_Ready(each) for each in compiled], facts))
         return Programs(compiled, facts, self._seconds)
 
     def _forget(self) -> None:

@@ -19,12 +19,12 @@ import jax
 from headrace.config.schema import Run
 from headrace.core.errors import RunStopped
 from headrace.core.jax_private import devices_are_started
+from headrace.core.session import session
 from headrace.engine.devices import Device, start_devices, warm_up
 from headrace.ops.tracing import given_target
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
-_starts_early = threading.Event()  # a thread of this file has opened the devices, or does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def visible_devices(platform: str, root: Path = ROOT, *, details: bool = True) -
         )
     # Asking JAX would start its backends; only where they run already does it cost nothing. Not where they start in
     # a thread: it would be waited for, and what a run chooses for itself must not depend on who is first.
-    if devices_are_started() and not _starts_early.is_set():
+    if devices_are_started() and not session().starts_early.is_set():
         return _started(jax.local_devices())
     asked = platform if platform != "auto" else jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
     name = asked.split(",")[0]
@@ -86,7 +86,7 @@ def start_early(run: Run) -> threading.Thread | None:
         with suppress(RunStopped, RuntimeError):
             warm_up(start_devices(run.platform, 1))
 
-    _starts_early.set()
+    session().starts_early.set()
     thread = threading.Thread(target=start, name="start-early")
     thread.start()
     return thread

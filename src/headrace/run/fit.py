@@ -22,9 +22,10 @@ from headrace.config.schema import Logging
 from headrace.config.section_compiler import describe_without_effect
 from headrace.config.spellings import shown
 from headrace.core import __version__
-from headrace.core.device_access import COMPILING, leave_devices
+from headrace.core.device_access import COMPILING
 from headrace.core.errors import ConfigError
 from headrace.core.process import take_command_began, tuned_interpreter
+from headrace.core.session import session
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
@@ -258,7 +259,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts, run_
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
         validator, feed, compiling, trained, began = None, None, None, None, 0.0
-        leave_devices(left=False)  # an interrupted run of this process may have
+        session().devices.leave(left=False)  # an interrupted run of this process may have
         # One for the programs of training, one for those of validation.
         threads = ThreadPoolExecutor(2, thread_name_prefix=COMPILING)
 
@@ -363,7 +364,7 @@ def _wait_unless_interrupted(compiling: Future[Programs], interrupt: Interrupt) 
 
 def _leave(interrupt: Interrupt, recorder: RunRecorder, ending: Ending, state: State, began: float) -> RunResult:
     """Stop before the first call, while programs are compiled: there is nothing to save."""
-    leave_devices()
+    session().devices.leave()
     recorder.timeline.add("compile", began, time.perf_counter())
     return replace(_stop(interrupt.signal_name or "", recorder, ending, state), state=state)
 

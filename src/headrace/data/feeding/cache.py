@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
 from headrace.core.process import num_processors
+from headrace.core.session import session
 from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
@@ -125,18 +125,18 @@ def make_resident(
     With several processes each decodes its shard of the images, and the devices exchange them.
     """
     if source.synthetic is not None:
-        with transferring():
+        with session().devices.transferring():
             return put(_synthetic_on_device(source.synthetic), "replicated")
     count = source.num_distinct
     if not source.slow:
         part = {"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}
-        with transferring():
+        with session().devices.transferring():
             return put(part, "replicated")
     # All processes must pass equally many rows; the last ones repeat an image, which is cut off after the exchange.
     rows = np.minimum(np.array(shard.rows(count)), count - 1)
     part = {"images": _read_slowly(source, rows, closing or threading.Event()), "labels": source.labels[rows]}
     if shard.num_processes == 1:
-        with transferring():
+        with session().devices.transferring():
             return put(part, "replicated")
     sizes = source.original_hw if source.boxes is not None else None
     part |= {} if sizes is None else {"original_hw": sizes[rows]}

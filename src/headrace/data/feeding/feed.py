@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.core.device_access import transferring
 from headrace.core.rng import seed_word
+from headrace.core.session import session
 from headrace.core.tree import PyTree
 from headrace.data.feeding.balance import balanced_order, repeated_order
 from headrace.data.feeding.block_reader import BlockReader, FeedOptions, seen_samples
@@ -242,7 +242,7 @@ def sent(
     block: dict[str, np.ndarray], put: Callable[[], PyTree], stats: FeedStats, images: int | None = None
 ) -> PyTree:
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
-    with transferring():
+    with session().devices.transferring():
         begin = time.perf_counter()
         # Here, in a thread of the feed: otherwise the call would start with bytes that are still on their way, and
         # waiting for them would count as computing.
