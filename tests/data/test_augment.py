@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.erase import rectangles
 from headrace.data.augmentation.preprocess import Preprocess, draw_offsets, preprocess, preprocess_spec
@@ -99,7 +100,7 @@ def test_against_the_loop(augmentation: str, hwc: Any) -> None:
 
 def test_alternating_flips() -> None:
     """The first epoch by the written draw, from then on the other way in each; crops are those of the usual flips."""
-    how, usual = replace(spec(), alternating_flip=True), spec()
+    how, usual = replace(spec(), changes=Augment(alternating_flip=True)), spec()
     index = np.arange(2000, dtype=np.int32)
 
     def first(sample: int) -> bool:
@@ -121,7 +122,7 @@ def test_alternating_flips() -> None:
         np.testing.assert_array_equal(found, expected ^ (epochs % 2 == 1))
     # The images of two epochs running: one is the mirror image of the other.
     images = some_images(4, (6, 8, 3))
-    flipped = replace(spec("flip", "none", (6, 8, 3)), alternating_flip=True)
+    flipped = replace(spec("flip", "none", (6, 8, 3)), changes=Augment(alternating_flip=True))
     even, odd = (preprocess(images, index[:4], epoch, flipped, True) for epoch in (4, 5))
     np.testing.assert_array_equal(even, odd[:, :, ::-1])
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.config.schema import Augment
 from headrace.data.augmentation.mix import Mix
 from headrace.data.augmentation.preprocess import Preprocess
 from headrace.data.feeding.fetch import FetchSamples
@@ -74,7 +75,7 @@ def _seeded(spec_seed, block_seed):
         seed=spec_seed,
         image_hwc=(8, 8, 3),
         crop_padding=2,
-        random_erasing=0.5,
+        changes=Augment(random_erasing=0.5),
         mix=Mix(mixup_alpha=0.2, cutmix_lambda=0.8, cutmix_version=1, cutmix_alpha=0, seed=spec_seed, image_hw=(8, 8)),
     )
     spec = make_spec(

@@ -34,6 +34,7 @@ from headrace.data.dataset import DataInfo
 
 _PURPOSE, _FLIP_PURPOSE, _DOWN_PURPOSE = name_id("augment"), name_id("alternating_flip"), name_id("vertical_flip")
 COLOR_OPTIONS = ("color_jitter", "hue_jitter", "grayscale", "gaussian_blur", "rand_augment", "auto_augment")
+NO_CHANGES = Augment()
 _FLIPS, _CROPS = ("flip", "flip-crop"), ("crop", "flip-crop")
 
 
@@ -47,17 +48,10 @@ class Preprocess:
     std: tuple[float, ...]
     seed: Seed
     image_hwc: tuple[int, int, int]
+    changes: Augment = NO_CHANGES  # as options say them; policies, mixes and AugMix have values of their own below
     crop_padding: int = 4  # pixels added on every side before a crop of the same size
-    alternating_flip: bool = False  # flip in every second epoch, not at random
     reflect: bool = False  # fill them with the mirrored image instead of zeros
     on_device: bool = True  # False: blocks arrive preprocessed
-    color_jitter: float = 0.0
-    hue_jitter: float = 0.0
-    grayscale: float = 0.0  # fraction of the images
-    gaussian_blur: float = 0.0
-    vertical_flip: bool = False
-    rotation: float = 0.0  # the most degrees
-    random_erasing: float = 0.0
     policy: RandAugment | AutoAugment | None = None
     augmix: AugMix | None = None
     mix: Mix | None = None
@@ -96,17 +90,10 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
         std=info.channel_std,
         seed=seed,
         image_hwc=info.image_hwc,
+        changes=augment,
         crop_padding=data.crop_padding,
-        alternating_flip=augment.alternating_flip,
         reflect=data.crop_fill == "reflect",
         on_device=data.accelerator_side_preprocess,
-        color_jitter=augment.color_jitter,
-        hue_jitter=augment.hue_jitter,
-        grayscale=augment.grayscale,
-        gaussian_blur=augment.gaussian_blur,
-        vertical_flip=augment.vertical_flip,
-        rotation=augment.rotation,
-        random_erasing=augment.random_erasing,
         policy=policy_of(augment, seed),
         augmix=augmix_of(augment, seed),
         mix=mix_of(augment, seed, info.image_hwc[:2]),
@@ -151,7 +138,8 @@ def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train:
         if inside is not None:
             # After normalisation: the padding is 0 for the network, which is the mean colour, and not black.
             values = xp.where(inside, values.reshape(inside.shape), np.float32(0)).reshape(values.shape)
-    return erase(values, index, epoch, spec.random_erasing, spec.seed) if train and spec.random_erasing else values
+    erased = spec.changes.random_erasing if train else 0.0
+    return erase(values, index, epoch, erased, spec.seed) if erased else values
 
 
 def draw_offsets(
@@ -169,31 +157,31 @@ def draw_offsets(
     down = ((word & mask) * np.uint32(places[0])) >> shift
     right = (((word >> shift) & mask) * np.uint32(places[1])) >> shift
     flip = word >> np.uint32(31)
-    if spec.alternating_flip:
+    if spec.changes.alternating_flip:
         first = draw(spec.seed, 0, index, _FLIP_PURPOSE) >> np.uint32(31)
         flip = first ^ (array_module(index).asarray(epoch).astype(np.uint32) & np.uint32(1))
     return down.astype(np.int32), right.astype(np.int32), flip == np.uint32(1)
 
 
 def _moves(spec: Preprocess) -> bool:
-    return spec.augmentation != "none" or spec.vertical_flip or _warps(spec)
+    return spec.augmentation != "none" or spec.changes.vertical_flip or _warps(spec)
 
 
 def _warps(spec: Preprocess) -> bool:
     """Say whether pixels are moved by more than a crop and flips."""
-    return bool(spec.rotation) or (spec.policy is not None and moves_pixels(spec.policy))
+    return bool(spec.changes.rotation) or (spec.policy is not None and moves_pixels(spec.policy))
 
 
 def _recolored(images: Array, index: Array, epoch: Epoch, spec: Preprocess) -> Array:
     """Return the images with their colours changed, as bytes; unchanged if no option asks for it."""
-    changes = (spec.color_jitter, spec.hue_jitter, spec.grayscale, spec.gaussian_blur, spec.policy, spec.augmix)
-    if not any(changes):
+    by = spec.changes
+    if not any((by.color_jitter, by.hue_jitter, by.grayscale, by.gaussian_blur, spec.policy, spec.augmix)):
         return images
     x = images.astype(np.float32)
-    if spec.color_jitter or spec.hue_jitter:
-        x = jitter(x, index, epoch, (spec.color_jitter, spec.hue_jitter), spec.seed)
-    if spec.grayscale or spec.gaussian_blur:
-        x = sometimes(x, index, epoch, (spec.grayscale, spec.gaussian_blur), spec.seed)
+    if by.color_jitter or by.hue_jitter:
+        x = jitter(x, index, epoch, (by.color_jitter, by.hue_jitter), spec.seed)
+    if by.grayscale or by.gaussian_blur:
+        x = sometimes(x, index, epoch, (by.grayscale, by.gaussian_blur), spec.seed)
     if spec.policy is not None:
         x = change_colors(x, index, epoch, spec.policy)
     if spec.augmix is not None:
@@ -241,7 +229,7 @@ def _places(
     height, width, channels = spec.image_hwc
     warped = train and _warps(spec)
     if warped:
-        rows, columns = source_pixels(index, epoch, spec.policy, (height, width), (spec.rotation, spec.seed))
+        rows, columns = source_pixels(index, epoch, spec.policy, (height, width), (spec.changes.rotation, spec.seed))
     else:
         rows, columns = (xp.arange(size, dtype=np.int32) for size in (height, width))
         rows, columns = rows[None, :, None], columns[None, None, :]
@@ -267,7 +255,7 @@ def _places(
     if train and spec.augmentation in _FLIPS:
         # After the padding was found: it is the same for a mirrored image.
         columns = xp.where(flip, source_hw[1] - 1 - columns, columns)
-    if train and spec.vertical_flip:
+    if train and spec.changes.vertical_flip:
         turned = draw(spec.seed, epoch, index, _DOWN_PURPOSE)[:, None, None] >> np.uint32(31) == np.uint32(1)
         rows = xp.where(turned, source_hw[0] - 1 - rows, rows)
     return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
