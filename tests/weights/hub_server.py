@@ -44,12 +44,27 @@ class Hub(FileServer):
 
         def answer(self) -> None:
             hub = self.server
-            asked = re.fullmatch(r"/(.+)/resolve/(?:main|refs%2Fpr%2F1)/(.+)", self.path)
+            listed = re.fullmatch(r"/api/(datasets/.+)/revision/(main|refs%2Fconvert%2Fparquet)", self.path)
+            if listed:
+                start = f"{listed[1]}/"
+                files = [name.removeprefix(start) for name in hub.repositories if name.startswith(start)]
+                if not files:
+                    return self._refuse(401, "RepoNotFound", "Repository not found")
+                # What the hub makes of other files is on a branch of its own.
+                made = [file for file in files if file.startswith("default/")]
+                if listed[2] != "main" and not made:
+                    return self._refuse(404, "RevisionNotFound", "Invalid rev id")
+                shown = made if listed[2] != "main" else [file for file in files if file not in made]
+                answer = {"sha": hub.commit, "siblings": [{"rfilename": file} for file in shown]}
+                return self.content(json.dumps(answer).encode(), {"Content-Type": "application/json"})
+            asked = re.fullmatch(
+                r"/(.+)/resolve/(?:main|refs%2F(?:pr%2F1|convert%2Fparquet)|[0-9a-f]{40})/(.+)", self.path
+            )
             if not asked or self.path in hub.files:
                 return super().answer()
             repo, file = asked.groups()
-            known = {name.rpartition("/")[0] for name in hub.repositories}
-            if repo not in known or (repo in hub.private and "Authorization" not in self.headers):
+            known = any(name.startswith(f"{repo}/") for name in hub.repositories)
+            if not known or (repo in hub.private and "Authorization" not in self.headers):
                 return self._refuse(401, "RepoNotFound", "Invalid username or password.")
             data = hub.repositories.get(f"{repo}/{file}")
             if data is None:

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.core import hub as hugging_face
 from headrace.core.addresses import hide_addresses
 from headrace.core.errors import ConfigError, DownloadError
-from headrace.weights import hugging_face, published
-from headrace.weights.hugging_face import HubRepo, hub_cache, hub_file
+from headrace.core.hub import HubRepo, hub_cache, hub_file
+from headrace.weights import published
 from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.published import imagenet_names, published_weights
 from tests.core.file_server import serving, without_proxies

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="headrace push", description=DESCRIPTION)
     _add_arguments(parser)
     args = parser.parse_intermixed_args(argv)
-    from headrace.weights.hugging_face import HubRepo
+    from headrace.core.hub import HubRepo
 
     name, which = model_and_weights(args.path, "", args.use)
     repo = HubRepo.parse(args.repository.removeprefix("hf:"))

@@ -8,14 +8,17 @@ from pathlib import Path
 from headrace.config.field import normalise_name, option_names
 from headrace.config.other_names import OTHER_NAMES
 from headrace.core.errors import ConfigError
-from headrace.core.local_path import is_address
+from headrace.core.local_path import is_address, is_pattern, is_set_name
 
 _WEIGHTS = (".pth", ".pt", ".bin", ".safetensors", ".h5", ".ckpt", ".keras")
 
 
 def is_data(word: str) -> bool:
     """Say whether a word is a folder that can be a dataset: a run's is none."""
-    return not word.startswith("-") and (is_address(word) or (Path(word).is_dir() and not is_run(word)))
+    if word.startswith("-"):
+        return False
+    named = is_address(word) or is_set_name(word) or is_pattern(word)
+    return named or (Path(word).is_dir() and not is_run(word))
 
 
 def meant_by(words: Sequence[str], prog: str) -> str:

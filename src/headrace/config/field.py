@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.config.other_names import OTHER_NAMES
 from headrace.core.errors import ConfigError, did_you_mean, nearest
-from headrace.core.local_path import STORES, WEB, local_text
+from headrace.core.local_path import STORES, WEB, is_set_name, local_text
 from headrace.rows.values import (
     ANYWHERE,
     BOOL,
@@ -123,7 +123,8 @@ class Option:
             return None
         if self.kind in (PATH, PLACE, ANYWHERE):
             what = f"{origin.prefix}{self.flag if origin.kind == COMMAND_LINE.kind else self.name}"
-            local_text(value, what, _ACCEPTED.get(self.kind.description, ()))
+            if not (self.name == "dataset_path" and is_set_name(value)):
+                local_text(value, what, _ACCEPTED.get(self.kind.description, ()))
         broken = self.check(value) if self.check else ""
         if self.choices and not broken:
             chosen, broken = self._choose(value)

@@ -47,6 +47,7 @@ from headrace.config.spellings import (
 )
 from headrace.config.translations import known_options, translation, without_translation
 from headrace.core.errors import ConfigError
+from headrace.core.local_path import is_set_name
 from headrace.rows.values import BOOL, read_bool
 
 if TYPE_CHECKING:
@@ -356,7 +357,9 @@ def _block_layer(block: "Block", kind: str) -> Layer:
 def _option_layer(options: Mapping[str, object], origin: Origin) -> Layer:
     known = option_names(known_options())
     layer = {}
-    for written, raw in options.items():
+    for given, raw in options.items():
+        # --dataset hf:OWNER/NAME: a name that says where the files are.
+        written = "dataset_path" if given.lstrip("-") == "dataset" and is_set_name(raw) else given
         spelled = find_option(written, known, dashes="--" if origin is COMMAND_LINE else "")
         layer[spelled.name] = Given(value=_read(spelled, raw, origin), origin=origin)
     return _one_source(layer)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
-from headrace.core.local_path import is_address, scheme_of
+from headrace.core.local_path import is_address, is_set_name, scheme_of
 from headrace.rows.formats import FORMATS
 from headrace.rows.values import (
     ANYWHERE,
@@ -276,6 +276,7 @@ DATA_RULES = (
         broken=lambda facts: (
             scheme_of(facts.config.data.dataset_path)
             and not is_address(facts.config.data.dataset_path)
+            and not is_set_name(facts.config.data.dataset_path)
             and facts.config.data.dataset not in ("digits", *SYNTHETIC_DATASETS)
         ),
         problem=lambda facts: f"{facts.describe('dataset_path')}.",
@@ -395,6 +396,7 @@ DATA_RULES = (
         lambda facts: (
             facts.config.data.dataset_disk_budget != Data().dataset_disk_budget
             and not is_address(facts.config.data.dataset_path)
+            and not is_set_name(facts.config.data.dataset_path)
         ),
         "The budget is for images that are fetched from a store.",
         "Give the address of a store with --dataset-path, or leave the budget out.",

@@ -26,11 +26,22 @@ WEB = (
 _ONLY = "Only paths of this machine work"
 # A Path of s3://bucket is s3:/bucket. One letter is a drive, and hf:OWNER/NAME has no slashes after its scheme.
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/|(hf(?:[-_]hub)?):", re.IGNORECASE)
+_PATTERN = re.compile(r"[*?\[]|\{[^{}]*(?:,|\.\.)[^{}]*\}")  # as shells have them
 
 
 def is_address(text: object) -> bool:
     """Say whether a text is the address of a place in a store."""
     return isinstance(text, str) and scheme_of(text) in STORES and "://" in text
+
+
+def is_set_name(text: object) -> bool:
+    """Say whether a text names a dataset of the Hugging Face hub or of TFDS: hf:OWNER/NAME, tfds:NAME."""
+    return isinstance(text, str) and text.startswith(("hf:", "tfds:")) and "://" not in text
+
+
+def is_pattern(text: object) -> bool:
+    """Say whether a text is a pattern of files, and not the path of what is there."""
+    return isinstance(text, str) and _PATTERN.search(text) is not None and not Path(text).expanduser().exists()
 
 
 def local_path(text: str | os.PathLike[str], what: str = "The path") -> Path:

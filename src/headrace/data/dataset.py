@@ -24,6 +24,7 @@ from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.image_sets import detect, imagenet_is_there, open_image_set
 from headrace.data.sets.image_views import crop_rule, image_size_of, sent_size, sources_of, working_size
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_folder, locate_set, read_split
+from headrace.data.sets.named_places import named_place
 from headrace.data.sets.source import Source, memory_source
 from headrace.data.sets.stored_place import stand_in
 from headrace.data.sets.synthetic import Synthetic, distinct_images, generated_source, synthetic_source
@@ -184,8 +185,11 @@ def _class_folders(data: Data) -> Path:
 def resolved_set(data: Data) -> Data:
     """Return the options with the dataset that `auto` finds, and the path of this machine at which it is read.
 
-    A published set of class folders is these folders; for a place in a store there are stand-ins.
+    A published set of class folders is these folders; for a place in a store there are stand-ins, for a name or a
+    pattern a folder of links.
     """
+    if data.dataset in IMAGE_DATASETS and (place := named_place(data.dataset_path)) is not None:
+        data = replace(data, dataset_path=str(place))
     if is_address(data.dataset_path) and data.dataset in IMAGE_DATASETS:
         budget = parse_bytes(data.dataset_disk_budget)
         data = replace(data, dataset_path=str(stand_in(data.dataset_path, budget)))

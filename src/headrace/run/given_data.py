@@ -11,7 +11,7 @@ import numpy as np
 from headrace.config.schema import Config, Data
 from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
-from headrace.core.local_path import is_address, local_path
+from headrace.core.local_path import is_address, is_pattern, is_set_name, local_path
 from headrace.core.units import format_list
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, open_images, resolved_set
 from headrace.data.decoding.image import BadImage
@@ -67,7 +67,7 @@ def given_data(data: object, labels: object = None, known: Sequence[str] = ()) -
         if hasattr(data, "detach"):
             return GivenData(arrays=(array_of(data), np.asarray(labels)))
         return _given(labelled(data, labels, known))
-    if is_address(data):
+    if is_address(data) or is_set_name(data) or is_pattern(data):
         return GivenData(options={"dataset_path": data})
     if isinstance(data, str | os.PathLike):
         path = local_path(data).expanduser()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import write_atomic
+from headrace.core.hub import HubRepo
 from headrace.core.json_text import parse_json
 from headrace.report.model_card import CARD_FILE, MARK, Card, card_text
 from headrace.report.run_files import read_files
 from headrace.run.exports.values import ExportOptions
 from headrace.run.exports.write import export_model
 from headrace.weights.hub_upload import Pushed, refuse_unable, upload
-from headrace.weights.hugging_face import HubRepo
 from headrace.weights.named import CONFIG_FILE, WEIGHTS_FILE
 from headrace.weights.repository import repository_config, timm_architecture
 from headrace.weights.weights import Weights, flat_weights

@@ -1,6 +1,6 @@
 """Files sent to a model repository on the Hugging Face hub, by the package huggingface_hub (the extra `hub`).
 
-It is imported only here: to read, plain HTTP is enough (hugging_face.py).
+It is imported only here: to read, plain HTTP is enough (core/hub.py).
 """
 
 import importlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.weights.hugging_face import HubRepo
+from headrace.core.hub import HubRepo
 
 
 @dataclass(frozen=True, kw_only=True)

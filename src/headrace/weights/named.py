@@ -7,6 +7,7 @@ address of a file. What exists as a path is a path.
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from headrace.core.addresses import address_digits, whole_address
 from headrace.core.download import Remote, download, terminal_progress
 from headrace.core.errors import ConfigError, DownloadError, nearest
 from headrace.core.files import cache_directory, path_inside
+from headrace.core.hub import HubRepo, hub_file, is_file_name
 from headrace.core.json_text import parse_json
 from headrace.core.local_path import WEB, is_address, scheme_of
 from headrace.core.stored_copy import copy_of
 from headrace.core.tensor_file import read_note
 from headrace.data.sets.catalog import IMAGENET_MEAN, IMAGENET_STD
-from headrace.weights.hugging_face import HubRepo, hub_file, is_file_name
 from headrace.weights.published import (
     IMAGENET_CLASSES,
     LIBRARIES,
@@ -103,15 +104,22 @@ def _repository(name: str) -> HubRepo | None:
     """Return the repository that a name means; None for an address of a file."""
     for prefix in _HUB:
         if name.startswith(prefix):
-            return HubRepo.parse(name.removeprefix(prefix))
+            return _guessed(HubRepo.parse(name.removeprefix(prefix)))
     if name.startswith(_ADDRESS):
         return None
     architecture = name.removeprefix("timm/").partition(".")[0].partition("@")[0]
     if name.startswith("timm/") and network_of(architecture) is not None:
-        return HubRepo.parse(name)  # newer weights than the table has, of a network that it has
+        return _guessed(HubRepo.parse(name))  # newer weights than the table has, of a network that it has
     guess = nearest(name, published_weights())
     remedy = f"Did you mean {guess}? " if guess else ""
     raise ConfigError(f"There are no known weights {name}.", remedy=remedy + _LIST)
+
+
+def _guessed(repo: HubRepo) -> HubRepo:
+    """Return the repository with a guess for messages, where its name looks like one of the table's and is not."""
+    known = published_weights()
+    guess = nearest(repo.name, known) if repo.name.startswith(LIBRARIES) and repo.name not in known else None
+    return replace(repo, guess=f"Did you mean {guess}? ") if guess else repo
 
 
 def _download_row(row: Published) -> Path:

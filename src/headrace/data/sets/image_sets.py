@@ -12,6 +12,7 @@ from headrace.data.sets.formats.folder import refuse_loose_images
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.known_sets import locate_set
 from headrace.data.sets.mirror import mirror_of
+from headrace.data.sets.selected import said_of
 from headrace.rows.formats import DETECTED, FORMATS
 
 
@@ -81,6 +82,8 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
     images = importlib.import_module(FORMATS[found].module).open_set(path, data)
     if mirror := mirror_of(path):
         images = replace(images, place=mirror.store.address)
+    if said := said_of(path):
+        images = replace(images, place=said)
     if not len(images.validation):
         raise DataError(
             f"{images.place} has no validation images.",
