@@ -90,9 +90,9 @@ def array_stream(stream: Stream, first: list[Item], held: object, data: Data, sp
     if spec.image_dtype == "" and spec.image_hwc != shown.shape:
         spec = replace(spec, image_hwc=tuple(shown.shape))
     spec = replace(spec, num_classes=stream.num_classes, class_names=stream.class_names or spec.class_names)
-    if shown.dtype == np.uint8 and data.wanted_normalization in ("per-channel", "centred") and data.pixel_mean is None:
+    if shown.dtype == np.uint8 and data.normalization in ("per-channel", "centred") and data.pixel_mean is None:
         raise ConfigError(
-            f"normalization {data.wanted_normalization} needs the mean of all training images.",
+            f"normalization {data.normalization} needs the mean of all training images.",
             rule="A stream is not read to find it.",
             remedy="Give pixel_mean and pixel_std, or leave normalization out.",
         )
