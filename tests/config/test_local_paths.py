@@ -55,7 +55,8 @@ def test_every_option_that_takes_a_path_refuses(tmp_path: Path) -> None:
     }
     for name in paths:
         anywhere = all_options()[name].kind is ANYWHERE
-        for path in ("ftp://host/x", "hf:owner/name") if anywhere else SCHEMES:
+        names = () if name == "dataset_path" else ("hf:owner/name",)  # of a dataset
+        for path in ("ftp://host/x", *names) if anywhere else SCHEMES:
             what = rf"--{name.replace('_', '-')} is {path}\. "
             words = r"Paths of this machine work, and addresses of stores.*s3://" if anywhere else ONLY + ".*mount"
             with pytest.raises(ConfigError, match=what + words):
@@ -68,6 +69,12 @@ def test_every_option_that_takes_a_path_refuses(tmp_path: Path) -> None:
         assert all_options()[name].read(str(tmp_path / "x")) == str(tmp_path / "x")
         if anywhere:
             assert all_options()[name].read("s3://bucket/x") == "s3://bucket/x"
+
+
+def test_a_dataset_is_named_with_either_option() -> None:
+    for options in ({"dataset": "hf:owner/name"}, {"dataset_path": "hf:owner/name"}):
+        data = resolve(options, "none", environ={}).config.data
+        assert (data.dataset, data.dataset_path) == ("auto", "hf:owner/name")
 
 
 def test_a_file_address_is_refused_with_its_path() -> None:
