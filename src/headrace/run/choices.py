@@ -487,7 +487,7 @@ DRAWN: tuple[Derived[Settled], ...] = (
     ),
 )
 REPLICAS: tuple[Derived[Settled], ...] = (
-    # A CPU's crop costs as much as decoding the image again, or more; benchmarks/dated/2026-11-16-image-files.md has the numbers.
+    # A CPU's crop costs as much as decoding the image again, or more: benchmarks/dated/2026-11-16-image-files.md.
     Derived(
         option="decode_once",
         when=lambda f: _decoding_is_open(f.config.data) and f.counted_devices.platform == "cpu",
