@@ -13,7 +13,7 @@ pytest.importorskip("s3fs")
 from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core import store as stores
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.block_reader import SlowlyFetched
 from headrace.data.sets import mirror as mirrors
@@ -281,3 +281,22 @@ def test_no_permission_is_said(server: S3Server, tmp_path: Path, capsys: pytest.
 def test_the_budget_of_the_disk_is_for_stores() -> None:
     with pytest.raises(ConfigError, match="dataset_disk_budget"):
         config_from({"dataset": "folder", "dataset_path": "/x", "dataset_disk_budget": "1GB"})
+
+
+def test_one_file_of_the_web(server: S3Server, tmp_path: Path) -> None:
+    write_packed(tmp_path / "set")
+    serve(server, tmp_path / "set")
+    found = opened(f"{server.address}/data/set/set.hrp")
+    assert_same(found, opened(str(tmp_path / "set/set.hrp")))
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1.*none\.hrp does not exist"):
+        opened(f"{server.address}/data/set/none.hrp")
+
+
+def test_a_set_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mirrors, "_mirrors", {})
+    write_tars(tmp_path / "set")
+    store = stores.open_store("memory://sets/tar", writes=True)
+    for path in (tmp_path / "set").iterdir():
+        store.put(path.name, path)
+    assert_same(opened("memory://sets/tar"), opened(str(tmp_path / "set")))

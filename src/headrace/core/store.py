@@ -87,10 +87,20 @@ class Store:
     scheme: Scheme
     system: Any  # of fsspec
     root: str  # what fsspec calls it
+    single: str = ""  # the name of the file that `root` is, where the place is one file
 
     def path(self, name: str = "") -> str:
         """Return what fsspec calls a file below this place."""
-        return f"{self.root}/{name}" if name else self.root
+        return f"{self.root}/{name}" if name and not self.single else self.root
+
+    @property
+    def _anew(self) -> dict[str, bool]:
+        return {} if self.scheme is _WEB else {"refresh": True}  # which would be taken for a part of the request
+
+    def of_one_file(self, entry: Entry) -> "Store":
+        """Return the place that the file at this address is in, as if nothing else were there."""
+        above = self.address.partition("?")[0].rpartition("/")[0]
+        return Store(above, self.scheme, self.system, self.root, entry.name)
 
     def below(self, name: str) -> "Store":
         """Return a place below this one."""
@@ -99,7 +109,7 @@ class Store:
     def listing(self, name: str = "") -> tuple[list[str], list[Entry]]:
         """Return the folders, and the files, directly in a folder, sorted; names are those in it."""
         place = self.path(name)
-        rows = self._try("list", name, lambda: self.system.ls(place, detail=True, refresh=True))
+        rows = self._try("list", name, lambda: self.system.ls(place, detail=True, **self._anew))
         folders, files = [], []
         for row in rows:
             inner = str(row["name"]).rstrip("/").rpartition("/")[2]
@@ -116,10 +126,10 @@ class Store:
     def entry(self, name: str = "") -> Entry | None:
         """Return the file of a name, None where it is a folder or nothing."""
         try:
-            row = self._try("look at", name, lambda: self.system.info(self.path(name), refresh=True))
+            row = self._try("look at", name, lambda: self.system.info(self.path(name)))
         except StoreMissing:
             return None
-        return _entry(name or self.root.rpartition("/")[2], row) if row["type"] == "file" else None
+        return _entry(name or self.root.partition("?")[0].rpartition("/")[2], row) if row["type"] == "file" else None
 
     def read(self, name: str = "") -> bytes:
         """Return a whole file."""

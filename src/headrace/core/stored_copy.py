@@ -88,8 +88,7 @@ def _copied(store: Store, target: Path) -> Path:
             raise StoreMissing(f"{store.address} is empty.", remedy="Check the address.")
         copy_folder(store, files, target)
         return target
-    above = Store(store.address.rpartition("/")[0], store.scheme, store.system, store.root.rpartition("/")[0])
-    copy_folder(above, {single.name: single}, target.parent)
+    copy_folder(store.of_one_file(single), {single.name: single}, target.parent)
     return target.parent / single.name
 
 

@@ -24,9 +24,7 @@ def stand_in(address: str, most_bytes: int) -> Path:
         store = open_store(address)
         single = store.entry()
         if single is not None:
-            entries = [single]
-            store = Store(store.address.rpartition("/")[0], store.scheme, store.system, store.root.rpartition("/")[0])
-            return _mirrored(store, entries, most_bytes) / entries[0].name
+            return _mirrored(store.of_one_file(single), [single], most_bytes) / single.name
         folders, files = store.listing()
         if "data" in folders and not any(_is_ranged(entry) for entry in files):  # as the Hugging Face hub has tables
             files += [entry._replace(name=f"data/{entry.name}") for entry in store.below("data").listing()[1]]
