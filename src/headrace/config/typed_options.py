@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
         "parquet",
         "tfrecord",
         "tfds",
+        "array_record",
         "tar",
         "folder",
         "csv",

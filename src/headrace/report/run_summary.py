@@ -28,7 +28,16 @@ from headrace.telemetry.records import (
 
 CONFIG_FILE = "config.json"
 UNREADABLE, NOT_STARTED, RUNNING, KILLED = "unreadable", "not started", "running", "killed"
-_UNNAMED = ("folder", "tfrecord", "tar", "packed", "csv", "npz", "parquet")  # kinds of files, not datasets
+_UNNAMED = (
+    "folder",
+    "tfrecord",
+    "array_record",
+    "tar",
+    "packed",
+    "csv",
+    "npz",
+    "parquet",
+)  # kinds of files, not datasets
 _DEPTH = 3  # of directories below the one that is listed
 _MOST_ENTRIES = 20_000  # of directories looked into
 _MOST_BYTES = 64 << 20  # of a JSON file

@@ -69,6 +69,14 @@ FORMATS: Mapping[str, Format] = {
             module="headrace.data.sets.formats.tfds",
         ),
         Format(
+            name="array_record",
+            says="ArrayRecords that TFDS prepared (NAME-train.array_record-00000-of-00001)",
+            contents="the same as ArrayRecords: `NAME-train.array_record-00000-of-00001` ... (`pip install "
+            "'headrace[array-record]'`)",
+            classes="`label.labels.txt`; labels from 0",
+            module="headrace.data.sets.formats.array_record",
+        ),
+        Format(
             name="tar",
             says="tar shards (*.tar, *.tar.gz)",
             contents="`*.tar` with `KEY.jpg` and `KEY.cls` or `KEY.json` (WebDataset); compressed ones (`.tar.gz`, "
