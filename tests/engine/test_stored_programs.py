@@ -30,7 +30,7 @@ from headrace.engine.compiler import CONV_FUSION
 from headrace.engine.devices import count_compilations, replica_mesh
 from headrace.engine.forward import make_forward
 from headrace.engine.program_names import source_digest
-from headrace.engine.stored_programs import Request
+from headrace.engine.stored_programs import ProgramRequest
 
 FOLDER = stored_programs.folder
 
@@ -57,7 +57,7 @@ def request(factor=None, *, shape=(), dtype: Any = np.float32, options=None, don
     """Return the request for a program that multiplies; without a factor for one that no cache has seen."""
     mesh = replica_mesh(jax.devices()[:devices])
     factor = np.full(shape, random.random() if factor is None else factor, dtype)
-    return Request(
+    return ProgramRequest(
         make=multiplication,
         spec=(factor, donates),
         arguments=(jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec())),),
@@ -213,7 +213,7 @@ def network_request():
     fetch, optimizer = FetchSamples(preprocess, train=False), make_optimizer(config.learning, curve, 8)
     network = build_network(config.model, 10, (32, 32, 3))
     spec = EvalSpec(network=network, fetch=fetch, compute_dtype=np.float32, num_replicas=1)
-    return Request(make=make_forward, spec=spec, mesh=mesh, more=(optimizer,), arguments=(), options={})
+    return ProgramRequest(make=make_forward, spec=spec, mesh=mesh, more=(optimizer,), arguments=(), options={})
 
 
 def test_any_change_of_the_source_counts_but_one_that_no_program_sees(tmp_path):
@@ -313,7 +313,7 @@ def own_program(spec, _mesh):
 def test_what_a_user_wrote_is_never_stored(place):
     own = lambda x: 2 * x  # noqa: E731
     mesh = replica_mesh(jax.devices()[:1])
-    wanted = Request(make=own_program, spec=own, mesh=mesh, arguments=(np.float32(1),), options={})
+    wanted = ProgramRequest(make=own_program, spec=own, mesh=mesh, arguments=(np.float32(1),), options={})
     assert wanted._name() is None
     assert replace(wanted, make=make_forward)._name() is None
     assert replace(wanted, spec=None)._name() is None

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.plan import main
 from headrace.core.errors import ConfigError
-from headrace.plan.report import Line, Section, format_sections
+from headrace.plan.report import PlanLine, Section, format_sections
 
 RUN = ["--dataset", "cifar10", "--micro-batch-size", "8", "--gradient-accumulation-count", "8", "--num-epochs", "6"]
 
@@ -17,7 +17,7 @@ def line_of(text: str, name: str) -> list[str]:
 
 def test_columns_are_aligned():
     text = format_sections(
-        [Section("a", (Line("x", "1", "one"), Line("longer", "1,000"))), Section("b", (Line("y", "20"),))]
+        [Section("a", (PlanLine("x", "1", "one"), PlanLine("longer", "1,000"))), Section("b", (PlanLine("y", "20"),))]
     )
     assert text.splitlines() == ["a", "  x           1  one", "  longer  1,000", "b", "  y          20"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.core.errors import ConfigError
 from headrace.plan.schedule import Action, Node, Op, Order, Work, find_schedule, make_order, schedule_names, strict_rule
 from headrace.plan.simulation import equal_stages, make_table, per_stage, simulate
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 
 NAMES = ("Grouped", "Interleaved", "Sequential", "GPipe")
 
@@ -33,7 +33,7 @@ def earlier(a: Action, work: Work) -> list[Action]:
     return [Action(node, Op(op), a.micro) for stage, op in before for node in work.device_of if node.stage == stage]
 
 
-def check(table: Table) -> None:
+def check(table: Timetable) -> None:
     """Assert that the table is a possible way to do its work, without a look at how it was made."""
     work = table.work
     cells = {cell.action: cell for cell in table.cells}

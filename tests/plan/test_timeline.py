@@ -20,12 +20,12 @@ from headrace.plan.draw.diagram import Box, chrome_trace, draw_marks, draw_png, 
 from headrace.plan.draw.text import draw_timeline
 from headrace.plan.schedule import Work
 from headrace.plan.simulation import equal_stages, make_table, per_stage
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 
 GOLDEN = Path(__file__).parent / "golden"
 FOUR = Work((0, 1, 2, 3), 8)
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, Timetable] = {
     "grouped": make_table("Grouped", FOUR),
     "interleaved": make_table("Interleaved", FOUR),
     "gpipe": make_table("GPipe", FOUR),
@@ -136,15 +136,17 @@ def test_a_diagram_is_written_as_its_suffix_says(tmp_path, suffix):
 
 def test_actions_of_no_length_can_be_drawn():
     cells = [cell._replace(end=cell.start) if cell.start == 3 else cell for cell in TABLES["grouped"].cells]
-    table = Table(cells=tuple(cells), work=FOUR, unit="seconds")
+    table = Timetable(cells=tuple(cells), work=FOUR, unit="seconds")
     assert draw_svg({"a": table}).count("<title>") == len(cells)
     assert draw_timeline(table).count("dev") >= 4
 
 
 def test_chrome_trace_holds_the_cells():
     table = TABLES["interleaved-concurrent"]
-    measured = Table(cells=tuple(c._replace(start=c.start / 50, end=c.end / 50) for c in table.cells), work=table.work)
-    measured = Table(cells=measured.cells, work=table.work, unit="seconds")
+    measured = Timetable(
+        cells=tuple(c._replace(start=c.start / 50, end=c.end / 50) for c in table.cells), work=table.work
+    )
+    measured = Timetable(cells=measured.cells, work=table.work, unit="seconds")
     trace = json.loads(json.dumps(chrome_trace({"planned": table, "measured": measured})))
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     planned = [event for event in events if event["pid"] == 0]

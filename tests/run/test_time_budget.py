@@ -20,7 +20,7 @@ from headrace.run.callbacks import Callback, TrainingEvent
 from headrace.run.choices import settle
 from headrace.run.design import CustomParts, design_run
 from headrace.run.fit import resume, train
-from headrace.run.time_budget import END_SECONDS, PARTS, Measured, TimeBudget, open_ended
+from headrace.run.time_budget import END_SECONDS, PARTS, MeasuredPace, TimeBudget, open_ended
 from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
 
 
@@ -58,7 +58,7 @@ def simulated(budget: TimeBudget, steps, step_seconds, validation: float = 0.0, 
         now, timed = now + took, (timed[0] + count, timed[1] + took) if step else timed
         step += count
         now += validation if validation and steps.validation_due(step) else 0.0
-        measured = Measured(
+        measured = MeasuredPace(
             now=known[1], step=known[0], timed_steps=known[2][0], timed_seconds=known[2][1], validation=validation
         )
         known = step, now, timed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.cli.options import read_arguments, without_recipe
-from headrace.cli.validate import Table
+from headrace.cli.validate import ResultTable
 from headrace.config.field import COMMAND_LINE
 from headrace.config.translations import known_options
 from headrace.core.errors import ConfigError
@@ -48,7 +48,7 @@ def average(argv: list[str]) -> int:
     if args.validate:
         from headrace.run.validation import validate
 
-        table = Table()
+        table = ResultTable()
         for one in made:
             for result in validate(one.path, left):
                 table.show(result)

@@ -37,7 +37,7 @@ MODES = ("training", "inference")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class NamedBenchmark:
     """One named benchmark; benchmarks.yml says what its parts mean."""
 
     name: str
@@ -74,7 +74,7 @@ class Entry:
         return ["launch", *self.launch, "--", *bench] if self.launch and full_plan else bench
 
 
-def read_entries(path: Path) -> dict[str, Entry]:
+def read_entries(path: Path) -> dict[str, NamedBenchmark]:
     """Return the benchmarks of a file by name; unknown keys and wrong values are refused."""
     import yaml
 
@@ -89,7 +89,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return {str(name): _entry(path, str(name), values) for name, values in found.items()}
 
 
-def _entry(path: Path, name: str, values: object) -> Entry:
+def _entry(path: Path, name: str, values: object) -> NamedBenchmark:
     place = f"{path.name}: {name}"
     if not isinstance(values, dict):
         raise ConfigError(f"{place} is not a mapping.", rule=f"It has the keys {', '.join(_KEYS)}.")
@@ -104,7 +104,7 @@ def _entry(path: Path, name: str, values: object) -> Entry:
         raise ConfigError(f"{place}: sweep is {sweep!r}.", rule="It maps options to lists of values.")
     given = {key: tuple(shlex.split(str(values.get(key, "")))) for key in ("options", "launch", "data", "one_device")}
     about, mapped = (str(values.get(key, "")) for key in ("about", "mapped"))
-    return Entry(name=name, mode=mode, sweep=sweep, about=about, mapped=mapped, **given)
+    return NamedBenchmark(name=name, mode=mode, sweep=sweep, about=about, mapped=mapped, **given)
 
 
 def run_entries(argv: list[str], parsed: Parsed) -> int:
@@ -150,7 +150,7 @@ def _others(argv: list[str]) -> list[str]:
     return parser.parse_known_args(argv)[1]
 
 
-def describe_entries(entries: dict[str, Entry]) -> str:
+def describe_entries(entries: dict[str, NamedBenchmark]) -> str:
     """Return a list of the benchmarks: the name, then what it measures and what becomes of its plan on one device."""
     lines = []
     for entry in entries.values():

@@ -114,12 +114,12 @@ def _make_averages(result: "RunResult", *, validate_them: bool) -> None:
     requested = config.checkpoint.average_last_epochs or config.checkpoint.average_decays
     if result.outcome not in ("finished", "stopped") or not requested:
         return
-    from headrace.cli.validate import Table
+    from headrace.cli.validate import ResultTable
     from headrace.run.averaged_checkpoint import averages_after
     from headrace.run.validation import validate
 
     for made in averages_after(result.directory, config):
         print(f"{made.path.name}: of {len(made.members)} checkpoints, {made.path}")
-        table = Table()
+        table = ResultTable()
         for row in validate(made.path) if config.validation.validation and validate_them else ():
             table.show(row)

@@ -83,7 +83,7 @@ def _with_folder(folder: Path | None, options: Mapping[str, Any]) -> dict[str, A
 
 def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
     """Print the results as they come; return that of the best accuracy, the first of several."""
-    table, place, best = Table(), None, None
+    table, place, best = ResultTable(), None, None
     for result in found:
         print(*result.remarks, sep="\n", end="\n" if result.remarks else "", file=sys.stderr)
         if not result.problem and (best is None or _rank(result) > _rank(best)):
@@ -174,7 +174,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class Table:
+class ResultTable:
     """Prints rows as they come, marks each that is the best so far, and names the best one at the end."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _MAX_NODES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class BlockKey:
     """One key of a block as written, its value and its line. Plain values stay texts, for the option to read."""
 
     key: str
@@ -39,14 +39,14 @@ class Block:
 
     name: str
     file: str
-    merged: tuple[Entry, ...]
-    own: tuple[Entry, ...]
+    merged: tuple[BlockKey, ...]
+    own: tuple[BlockKey, ...]
     description: str
     command: str
     result: str
 
 
-class _Loader(_SafeLoader):
+class _YamlLoader(_SafeLoader):
     """YAML with few surprises: 1e-4 is a number, 010 is ten, 1:30 and dates are texts."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (yaml's own way to inherit none)
@@ -69,9 +69,9 @@ _RESOLVERS = (
     ("merge", r"<<", "<"),
 )
 for _name, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor(_TAG + "int", _whole)
-_Loader.add_constructor(_TAG + "float", _number)
+    _YamlLoader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
+_YamlLoader.add_constructor(_TAG + "int", _whole)
+_YamlLoader.add_constructor(_TAG + "float", _number)
 
 
 def read_blocks(path: Path, shown: str = "") -> dict[str, Block]:
@@ -85,7 +85,7 @@ def read_blocks(path: Path, shown: str = "") -> dict[str, Block]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{shown} cannot be read: {reason}.", remedy="Give a YAML file with --config-path.") from None
     try:
-        return _Reader(text, shown).blocks()
+        return _FileReader(text, shown).blocks()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -99,7 +99,7 @@ def read_blocks(path: Path, shown: str = "") -> dict[str, Block]:
 def _refuse_deep(text: str, shown: str) -> None:
     """Refuse deep nesting before the composer, which recurses, sees it."""
     depth = 0
-    for event in yaml.parse(text, _Loader):
+    for event in yaml.parse(text, _YamlLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             raise ConfigError(
@@ -108,13 +108,13 @@ def _refuse_deep(text: str, shown: str) -> None:
             )
 
 
-class _Reader:
+class _FileReader:
     """One file while it is read: its text, its name and the loader that holds its nodes."""
 
     def __init__(self, text: str, shown: str) -> None:
         self.lines, self.shown = text.splitlines(), shown
         _refuse_deep(text, shown)
-        self.loader = _Loader(text)
+        self.loader = _YamlLoader(text)
         self.own_keys: dict[int, int] = {}
 
     def blocks(self) -> dict[str, Block]:
@@ -196,10 +196,10 @@ class _Reader:
             result=result,
         )
 
-    def entry(self, key: yaml.Node, node: yaml.Node) -> Entry:
+    def entry(self, key: yaml.Node, node: yaml.Node) -> BlockKey:
         if not isinstance(key, yaml.ScalarNode):
             raise self.refusal(key, "the name of an option is not a plain text")
-        return Entry(key=str(key.value), value=self.value(node), line=key.start_mark.line + 1)
+        return BlockKey(key=str(key.value), value=self.value(node), line=key.start_mark.line + 1)
 
     def value(self, node: yaml.Node) -> Any:
         """Return plain values as their text, so that `precision: 16.16` keeps its digits; mappings as Python values."""

@@ -18,7 +18,7 @@ from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes, usual_statistics
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.duplicates import quick_duplicates
-from headrace.data.sets.file_problem import Part, raise_problems
+from headrace.data.sets.file_problem import SplitPart, raise_problems
 from headrace.data.sets.get import PUBLISHED, datasets_directory, get_set
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.image_sets import detect, imagenet_is_there, open_image_set
@@ -270,7 +270,7 @@ def _synthetic_place(data: Data) -> str:
     return f"synthetic, made on the {data.synthetic_on}" if data.synthetic_on else ""
 
 
-def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
+def _from_parts(info: DataInfo, parts: dict[str, SplitPart]) -> DataSet:
     raise_problems(info.name, [finding for part in parts.values() for finding in part.findings])
     train, validation = (memory_source(parts[split].images, parts[split].labels) for split in SPLITS)
     return DataSet(info=info, train=train, validation=validation)

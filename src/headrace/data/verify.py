@@ -15,7 +15,7 @@ from headrace.data.feeding.block_reader import num_threads_of
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.duplicates import DIGEST, describe_duplicates, digest_of
-from headrace.data.sets.file_problem import Part
+from headrace.data.sets.file_problem import SplitPart
 from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_split
 from headrace.data.sets.samples import Samples
@@ -102,7 +102,7 @@ def format_report(report: VerifyReport) -> str:
 
 
 def _report(
-    row: SetRow, place: str, names: tuple[str, ...], parts: dict[str, Part], problems: list[str]
+    row: SetRow, place: str, names: tuple[str, ...], parts: dict[str, SplitPart], problems: list[str]
 ) -> VerifyReport:
     counts = {}
     for split, part in parts.items():
@@ -125,7 +125,7 @@ def _count_problems(row: SetRow, split: str, counts: tuple[int, ...]) -> list[st
     return [f"{split}: images per class differ from the published set: {', '.join(wrong)}"] if wrong else []
 
 
-def _mean_problems(row: SetRow, part: Part) -> list[str]:
+def _mean_problems(row: SetRow, part: SplitPart) -> list[str]:
     """Compare channel means of the training images with the published ones: reveals a wrong channel order or scale."""
     num_images, *hwc = part.images.shape
     # Sums of whole numbers over the images first: 30 times faster than means.

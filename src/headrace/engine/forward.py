@@ -25,7 +25,7 @@ from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import place, transfer
 from headrace.engine.objective import SCORES, STANDARD, CustomObjective, classification_sums, sums_of_validation
 from headrace.engine.step import Fetch
-from headrace.engine.stored_programs import Made, Request
+from headrace.engine.stored_programs import Made, ProgramRequest
 from headrace.model.context import Ctx
 from headrace.model.network import Network
 from headrace.ops import collecting, uses_kernels, using
@@ -121,7 +121,7 @@ class EvalSpec:
         )
 
 
-class Program(Protocol):
+class ForwardProgram(Protocol):
     """A compiled forward pass."""
 
     def prepare(self, placed: PyTree, resident: PyTree, block: PyTree, /) -> PyTree:
@@ -149,7 +149,7 @@ class Forward(Protocol):
         """Put weights on the devices."""
         ...
 
-    def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> Program:
+    def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> ForwardProgram:
         """Return the program, compiled for weights, resident set and blocks like these."""
         ...
 
@@ -186,8 +186,10 @@ class WholeForward(OnOneMesh):
         """The compiler's options."""
         return common_options() | dict(self.spec.compiler_options)
 
-    def _request(self, *arguments: PyTree) -> Request:
-        return Request(make=make_forward, spec=self.spec, mesh=self.mesh, arguments=arguments, options=self.options)
+    def _request(self, *arguments: PyTree) -> ProgramRequest:
+        return ProgramRequest(
+            make=make_forward, spec=self.spec, mesh=self.mesh, arguments=arguments, options=self.options
+        )
 
     def _trace_with_constants(self, placed: PyTree, resident: PyTree, block: PyTree) -> Made:
         """Return the programs of the constants and of the forward pass, and the places of weights it does not use."""

@@ -55,7 +55,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class HloProgram:
     """The instructions of a module by name, and the names of those in each computation."""
 
     name: str
@@ -258,7 +258,7 @@ def _size(dims: str) -> int:
     return math.prod(int(dim) for dim in filter(None, dims.split(",")))
 
 
-def parse_program(text: str) -> Program:
+def parse_program(text: str) -> HloProgram:
     """Return the instructions of an HLO module's text."""
     first = re.match(r"HloModule ([\w.\-]+)", text)
     instructions: dict[str, Instruction] = {}
@@ -275,7 +275,7 @@ def parse_program(text: str) -> Program:
             instructions[instruction.name] = instruction
             current.append(instruction.name)
     plain = {name: tuple(each) for name, each in computations.items()}
-    return Program(name=first.group(1) if first else "", instructions=instructions, computations=plain)
+    return HloProgram(name=first.group(1) if first else "", instructions=instructions, computations=plain)
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.core.tree import PyTree
-from headrace.engine.forward import Forward, Program
+from headrace.engine.forward import Forward, ForwardProgram
 
 
 @dataclass(frozen=True)
 class Ready:
     """A compiled forward pass with its weights, for blocks like the one that it was compiled for."""
 
-    program: Program
+    program: ForwardProgram
     prepared: PyTree
 
     @classmethod
-    def of(cls, program: Program, placed: PyTree, resident: PyTree, block: PyTree) -> "Ready":
+    def of(cls, program: ForwardProgram, placed: PyTree, resident: PyTree, block: PyTree) -> "Ready":
         """Prepare weights that are on the devices: what follows from them alone is computed here."""
         return cls(program, program.prepare(placed, resident, block))
 

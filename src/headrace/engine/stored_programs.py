@@ -59,7 +59,7 @@ Made = tuple[Sequence[jax.stages.Lowered], Any]  # lowered programs, and what is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ProgramRequest:
     """What programs are made of: `make(spec, mesh, *more)` is jitted, for such arguments (arrays, or their shapes)."""
 
     make: Callable[..., jax.stages.Wrapped]
@@ -106,7 +106,7 @@ class Request:
 class Draft:
     """Programs that are to be loaded or compiled, once their devices have started; what is not found is traced now."""
 
-    def __init__(self, request: Request, name: str | None, trace: Callable[[], Made]) -> None:
+    def __init__(self, request: ProgramRequest, name: str | None, trace: Callable[[], Made]) -> None:
         self._request, self._name, self._trace, self._seconds = request, name, trace, 0.0
         # With the devices themselves: a process may close its devices, and open others with the same numbers.
         self._key = ("programs", name, request.devices)
@@ -194,7 +194,7 @@ class _Stored:
 class _New:
     """A program that Python has made."""
 
-    def __init__(self, lowered: jax.stages.Lowered, request: Request, *, writes: bool) -> None:
+    def __init__(self, lowered: jax.stages.Lowered, request: ProgramRequest, *, writes: bool) -> None:
         self._lowered, self._request, self._writes = lowered, request, writes
         self._content: bytes | None = None
         self.is_as_requested = False  # the compiler had all options that were asked for

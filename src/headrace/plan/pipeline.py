@@ -28,7 +28,7 @@ from headrace.plan.partition import (
 from headrace.plan.recompute import segments
 from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
 from headrace.plan.simulation import by_shares, make_table
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class PipelinePlan:
     schedule: str
     num_micros: int
     bytes_per_parameter: float
-    table: Table
+    table: Timetable
     recomputation: bool = False
     advice: tuple[str, ...] = ()
     is_cut_named: bool = True  # by --pipeline-splits; else the cut was searched for
@@ -116,7 +116,7 @@ class PipelinePlan:
         """The idle fraction with the estimated or measured times of these stages."""
         return self.expected_table().bubble
 
-    def expected_table(self, schedule: str | None = None) -> Table:
+    def expected_table(self, schedule: str | None = None) -> Timetable:
         """Simulate this or another schedule with the stages' times; the whole network's forward pass takes 1."""
         durations = by_shares([stage.time_share for stage in self.stages])
         return make_table(schedule or self.schedule, self.table.work, durations)
@@ -198,7 +198,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
     )
 
 
-def _limits(options: PipelineOptions, table: Table) -> Limits | None:
+def _limits(options: PipelineOptions, table: Timetable) -> Limits | None:
     if options.device_bytes is None:
         return None
     return Limits(
@@ -240,7 +240,7 @@ def _stages(
     return tuple(stages)
 
 
-def _schedule_advice(schedule: str, table: Table) -> str | None:
+def _schedule_advice(schedule: str, table: Timetable) -> str | None:
     """Return a warning if there are too few micro batches to keep the devices busy."""
     work = table.work
     if work.num_devices > 1 and work.num_micros < work.num_stages and schedule != "Sequential":

@@ -18,7 +18,7 @@ from headrace.plan.memory import MemoryPlan, estimate_memory
 from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
 from headrace.plan.recompute import kept_elements, recompute_points
 from headrace.plan.report import (
-    Line,
+    PlanLine,
     Section,
     batch_lines,
     event_lines,
@@ -150,7 +150,7 @@ class Plan:
 
 def format_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
     """Return the whole plan as text: numbers, the learning rate at some steps if given, the stages, and warnings."""
-    rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
+    rates = tuple(PlanLine(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
     sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
     pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
     stages = "\n" + format_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
@@ -160,10 +160,10 @@ def format_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) ->
 def plan_sections(plan: Plan) -> tuple[Section, ...]:
     """Return the plan as titled lines."""
     network = (
-        Line("parameters", format_count(plan.num_parameters)),
-        Line("image size", "x".join(map(str, plan.image_hwc)), "height, width, channels"),
-        Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
-        Line("devices", format_count(plan.num_devices)),
+        PlanLine("parameters", format_count(plan.num_parameters)),
+        PlanLine("image size", "x".join(map(str, plan.image_hwc)), "height, width, channels"),
+        PlanLine("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
+        PlanLine("devices", format_count(plan.num_devices)),
         *_process_lines(plan),
     )
     sections = [Section("network", network)]
@@ -173,7 +173,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
     if plan.steps.total_steps:
         sections += [Section("steps", step_lines(plan.steps)), Section("events", event_lines(plan.steps))]
     else:
-        sections.append(Section("steps", (Line("total steps", "0", "the run does not train"),)))
+        sections.append(Section("steps", (PlanLine("total steps", "0", "the run does not train"),)))
     return (
         *sections,
         Section("validation", validation_lines(plan.validation, plan.validation_cache)),
@@ -182,11 +182,11 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
     )
 
 
-def _process_lines(plan: Plan) -> tuple[Line, ...]:
+def _process_lines(plan: Plan) -> tuple[PlanLine, ...]:
     if plan.num_processes == 1:
         return ()
     detail = f"each with {plan.replicas_per_process} of the replicas on {plan.devices_per_process} of the devices"
-    return (Line("processes", format_count(plan.num_processes), detail),)
+    return (PlanLine("processes", format_count(plan.num_processes), detail),)
 
 
 def _memory_title(plan: Plan) -> str:

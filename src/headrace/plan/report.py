@@ -108,7 +108,7 @@ def _device_rows(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan])
 
 
 @dataclass(frozen=True)
-class Line:
+class PlanLine:
     """One line of the report: name, value and explanation."""
 
     name: str
@@ -121,7 +121,7 @@ class Section:
     """Lines below a title."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlanLine, ...]
 
 
 def format_sections(sections: Iterable[Section]) -> str:
@@ -138,31 +138,33 @@ def format_sections(sections: Iterable[Section]) -> str:
     return "\n".join(text)
 
 
-def pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...]:
+def pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[PlanLine, ...]:
     devices = pipeline.num_devices
     if pipeline.num_stages == 1:
-        return (Line("stages", "1", "dispatched by the host, since the optimizer state is not on the device"),)
+        return (PlanLine("stages", "1", "dispatched by the host, since the optimizer state is not on the device"),)
     if one_program:
         effect = "keeps only the inputs of the stages" if pipeline.recomputation else "would keep only their inputs"
         return (
-            Line("stages", str(pipeline.num_stages), "on one device: a call is one program, whatever the schedule"),
-            Line("recomputation", "on" if pipeline.recomputation else "off", effect),
+            PlanLine("stages", str(pipeline.num_stages), "on one device: a call is one program, whatever the schedule"),
+            PlanLine("recomputation", "on" if pipeline.recomputation else "off", effect),
         )
     return (
-        Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
-        Line("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),
-        Line("idle", f"{pipeline.bubble:.1%}", "of the devices' time, if all stages took the same time"),
-        Line("idle as cut", f"{pipeline.expected_bubble:.1%}", "with these stages' times, from shapes or measured"),
-        Line("recomputation", "on" if pipeline.recomputation else "off", recomputation_detail(pipeline)),
+        PlanLine("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
+        PlanLine("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),
+        PlanLine("idle", f"{pipeline.bubble:.1%}", "of the devices' time, if all stages took the same time"),
+        PlanLine("idle as cut", f"{pipeline.expected_bubble:.1%}", "with these stages' times, from shapes or measured"),
+        PlanLine("recomputation", "on" if pipeline.recomputation else "off", recomputation_detail(pipeline)),
     )
 
 
-def batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
+def batch_lines(batch: BatchPlan) -> tuple[PlanLine, ...]:
     return (
-        Line("micro batch", format_count(batch.micro_batch_size), "images of one replica in one pass"),
-        Line("replicas", format_count(batch.num_replicas)),
-        Line("accumulation", format_count(batch.gradient_accumulation_count), "micro batches of a replica per step"),
-        Line(
+        PlanLine("micro batch", format_count(batch.micro_batch_size), "images of one replica in one pass"),
+        PlanLine("replicas", format_count(batch.num_replicas)),
+        PlanLine(
+            "accumulation", format_count(batch.gradient_accumulation_count), "micro batches of a replica per step"
+        ),
+        PlanLine(
             "global batch",
             format_count(batch.global_batch_size),
             f"{batch.micro_batch_size} x {batch.num_replicas} x {batch.gradient_accumulation_count} images per step",
@@ -170,20 +172,20 @@ def batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
     )
 
 
-def step_lines(steps: StepPlan) -> tuple[Line, ...]:
+def step_lines(steps: StepPlan) -> tuple[PlanLine, ...]:
     epoch = steps.epoch
-    lines = [Line("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
+    lines = [PlanLine("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
     if epoch.copies > 1:
-        lines.append(Line("copies in a step", format_count(epoch.copies), "of each image, augmented differently"))
+        lines.append(PlanLine("copies in a step", format_count(epoch.copies), "of each image, augmented differently"))
     if epoch.repeated:
-        lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from another shuffle"))
+        lines.append(PlanLine("seen twice per epoch", format_count(epoch.repeated), "images, from another shuffle"))
     else:
-        lines.append(Line("dropped per epoch", format_count(epoch.dropped), "images, different ones in each epoch"))
+        lines.append(PlanLine("dropped per epoch", format_count(epoch.dropped), "images, different ones in each epoch"))
     return (
         *lines,
-        Line("epochs", format_count(steps.num_epochs)),
-        Line("total steps", format_count(steps.total_steps)),
-        Line(
+        PlanLine("epochs", format_count(steps.num_epochs)),
+        PlanLine("total steps", format_count(steps.total_steps)),
+        PlanLine(
             "calls",
             format_count(steps.num_calls),
             f"or more, of at most {steps.steps_per_call:,} steps",
@@ -191,7 +193,7 @@ def step_lines(steps: StepPlan) -> tuple[Line, ...]:
     )
 
 
-def event_lines(steps: StepPlan) -> tuple[Line, ...]:
+def event_lines(steps: StepPlan) -> tuple[PlanLine, ...]:
     periods = {
         "log": steps.log_every,
         "checkpoint": steps.checkpoint_every,
@@ -205,38 +207,38 @@ def event_lines(steps: StepPlan) -> tuple[Line, ...]:
     return tuple(lines.values())
 
 
-def _event_line(name: str, every: Fraction, steps: StepPlan) -> Line:
+def _event_line(name: str, every: Fraction, steps: StepPlan) -> PlanLine:
     if not every:
-        return Line(name, "off")
+        return PlanLine(name, "off")
     count = steps.num_events(every)
     spacing = f"every {int(every):,}" if every.denominator == 1 else f"about every {float(every):,.1f}"
-    return Line(name, f"{count:,} x", "at the end" if count == 1 else f"{spacing} steps")
+    return PlanLine(name, f"{count:,} x", "at the end" if count == 1 else f"{spacing} steps")
 
 
-def validation_lines(validation: ValidationPlan, cache: EvalCache) -> tuple[Line, ...]:
+def validation_lines(validation: ValidationPlan, cache: EvalCache) -> tuple[PlanLine, ...]:
     return (
-        Line("images", format_count(validation.num_samples)),
-        Line(
+        PlanLine("images", format_count(validation.num_samples)),
+        PlanLine(
             "batches",
             format_count(validation.num_batches),
             f"of {validation.micro_batch_size} x {validation.num_replicas}, the last padded by {validation.padding}",
         ),
-        Line("size", format_bytes(cache.num_bytes), f"{_KEPT[cache.where]}: {cache.reason}"),
+        PlanLine("size", format_bytes(cache.num_bytes), f"{_KEPT[cache.where]}: {cache.reason}"),
     )
 
 
 _KEPT = {DEVICE: "kept on the device", HOST: "kept in host memory", STREAMED: "decoded for each validation"}
 
 
-def saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:
+def saving_lines(savings: Iterable[Saving]) -> tuple[PlanLine, ...]:
     return tuple(
-        Line(saving.name, format_bytes(saving.num_bytes), f"--{saving.option.replace('_', '-')}, {saving.price}")
+        PlanLine(saving.name, format_bytes(saving.num_bytes), f"--{saving.option.replace('_', '-')}, {saving.price}")
         for saving in savings
     )
 
 
-def memory_lines(memory: MemoryPlan, cache_reason: str) -> tuple[Line, ...]:
+def memory_lines(memory: MemoryPlan, cache_reason: str) -> tuple[PlanLine, ...]:
     details = {row.name: row.detail for row in memory.rows}
     details["data"] += f"; {cache_reason}"
-    lines = [Line(row.name, format_bytes(row.num_bytes), details[row.name]) for row in memory.rows if row.num_bytes]
-    return (*lines, Line("total", format_bytes(memory.total_bytes)))
+    lines = [PlanLine(row.name, format_bytes(row.num_bytes), details[row.name]) for row in memory.rows if row.num_bytes]
+    return (*lines, PlanLine("total", format_bytes(memory.total_bytes)))

@@ -11,7 +11,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.units import format_list
 from headrace.plan.draw.text import MAX_WIDTH, rows
 from headrace.plan.schedule import Action, Op, Order, Work, make_order, needs
-from headrace.plan.timeline import Cell, Table
+from headrace.plan.timeline import Cell, Timetable
 
 Durations = Callable[[Action], float]
 
@@ -37,12 +37,12 @@ def by_shares(shares: Sequence[float]) -> Durations:
     return per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
 
 
-def make_table(schedule: str, work: Work, durations: Durations | None = None, transfer: float = 0) -> Table:
+def make_table(schedule: str, work: Work, durations: Durations | None = None, transfer: float = 0) -> Timetable:
     """Simulate the schedule with that name."""
     return simulate(make_order(schedule, work), durations, transfer)
 
 
-def simulate(order: Order, durations: Durations | None = None, transfer: float = 0) -> Table:
+def simulate(order: Order, durations: Durations | None = None, transfer: float = 0) -> Timetable:
     """Return when each action runs (durations are 1 if None); `transfer` is the time between two devices.
 
     Repeated, missing or misplaced actions and deadlocks raise ConfigError.
@@ -71,7 +71,7 @@ def simulate(order: Order, durations: Durations | None = None, transfer: float =
                 free[device], head[device], moved = start + duration, head[device] + 1, True
     if any(head[device] < len(row) for device, row in enumerate(order.rows)):
         raise _deadlock(order, head, cells)
-    return Table(cells=_by_start(cells), work=work)
+    return Timetable(cells=_by_start(cells), work=work)
 
 
 def _by_start(cells: dict[Action, Cell]) -> tuple[Cell, ...]:

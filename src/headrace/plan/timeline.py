@@ -18,7 +18,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Timetable:
     """Cells sorted by start, then device. Made by simulate(), or from measured times."""
 
     cells: tuple[Cell, ...]

@@ -126,7 +126,7 @@ class Infeed:
             return _END
         if self._queue is None:
             self._queue = queue.Queue(self.prefetch_depth)
-            reader = _Reader(self._passes, self._repeat, self._queue, self._stop)
+            reader = _ReadingThread(self._passes, self._repeat, self._queue, self._stop)
             threading.Thread(target=reader.run, name="infeed", daemon=True).start()
             # The thread holds the queue, not the Infeed: one that nobody uses any more is collected, and its thread
             # ends.
@@ -146,7 +146,7 @@ class _Failure:
         self.error = error
 
 
-class _Reader:
+class _ReadingThread:
     """The thread: iterates over the dataset, checks each element and queues it. Holds no reference to the Infeed."""
 
     def __init__(

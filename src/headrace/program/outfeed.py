@@ -52,7 +52,7 @@ def operations_made() -> Iterator[list[Enqueue]]:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Results:
     """Results of `count` iterations: leaves [replicas, at least count, ...], on a device or not.
 
     Those of one iteration may lack the dim: [replicas, ...].
@@ -87,11 +87,11 @@ class Outfeed:
         self._change = threading.Condition()
         self._structure: Structure | None = None
         self._replicas = 1
-        self._ready: deque[_Rows] = deque()  # in order
-        self._early: dict[int, _Rows] = {}  # rows that arrived before earlier ones, by their first iteration
+        self._ready: deque[_Results] = deque()  # in order
+        self._early: dict[int, _Results] = {}  # rows that arrived before earlier ones, by their first iteration
         self._parts: dict[int, dict[int, list[np.ndarray]]] = {}  # first iteration -> replica -> leaves
         self._expected = 0  # the iteration whose rows come next
-        self._last: _Rows | None = None
+        self._last: _Results | None = None
         self._owner: int | None = None  # the thread that runs the program
         self._running = False
         self._num_runs = self._num_read = 0  # runs that ended, and of those the ones that were read to their end
@@ -147,7 +147,7 @@ class Outfeed:
             for number in range(rows.count):
                 yield self._tree([leaf[number] for leaf in leaves], 0)
 
-    def _take(self, wait: bool) -> list[_Rows]:
+    def _take(self, wait: bool) -> list[_Results]:
         """Take the rows that are ready, or all if waiting is allowed. In mode LAST the last one stays."""
         if self.mode is OutfeedMode.LAST:
             return [self._last] if self._last is not None and (wait or self._last.is_ready()) else []
@@ -203,13 +203,13 @@ class Outfeed:
     def add(self, first: int, leaves: Sequence[object], count: int) -> None:
         """Take the rows of iterations `first` on: leaves [replicas, at least count, ...]."""
         if count:
-            self._add(first, _Rows(leaves, count))
+            self._add(first, _Results(leaves, count))
 
     def add_one(self, number: int, leaves: Sequence[object]) -> None:
         """Take the results of one iteration: leaves [replicas, ...]."""
-        self._add(number, _Rows(leaves, 1, is_stacked=False))
+        self._add(number, _Results(leaves, 1, is_stacked=False))
 
-    def _add(self, first: int, rows: _Rows) -> None:
+    def _add(self, first: int, rows: _Results) -> None:
         with self._change:
             if self.mode is OutfeedMode.LAST:
                 self._last = rows

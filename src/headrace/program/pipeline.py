@@ -18,16 +18,16 @@ from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
-from headrace.engine.pipeline.runner import Run
+from headrace.engine.pipeline.runner import PipelineRun
 from headrace.engine.pipeline.step_plan import EACH, Values
 from headrace.engine.placement import placed_shardings
 from headrace.job import current_group
 from headrace.plan.draw.text import draw_timeline
 from headrace.plan.schedule import Node, find_schedule
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed
-from headrace.program.pipeline_request import Request, run_constants
+from headrace.program.pipeline_request import PipelineRequest, run_constants
 from headrace.program.pipeline_spec import PipelineSpec, make_spec
 from headrace.program.pipeline_steps import LATEST, init_optimizer, make_steps
 from headrace.program.stage import OptimizerOutput
@@ -71,7 +71,7 @@ class Pipeline:
         self._element = None if infeed is None else jax.tree.leaves(infeed.structure.shapes(spec.request.replicas))
 
     @property
-    def table(self) -> Table:
+    def table(self) -> Timetable:
         """The schedule: every action with its device, start and end."""
         return self.spec.table
 
@@ -150,7 +150,7 @@ class Pipeline:
         numbers = [key for key in self._steps.plan.kept if isinstance(key, tuple) and key[0] == "number"]
         return {key: place(np.int32(key[2]), replicated(self.spec.nodes[key[1]].mesh)) for key in numbers}
 
-    def _feed(self, run: Run, step: int) -> None:
+    def _feed(self, run: PipelineRun, step: int) -> None:
         """Give a step its elements; at most two steps are under way: more would only hold more elements."""
         spec, infeed = self.spec, self.spec.request.infeed
         # Not the step before: the devices would have nothing to do while the host prepares this one.
@@ -240,7 +240,7 @@ def pipeline(
             makes as many as there are devices for: 4 where two stages find eight.
         strict: also refuse what the original hardware could not do.
     """
-    request = Request(
+    request = PipelineRequest(
         stages=stages,
         gradient_accumulation_count=gradient_accumulation_count,
         optimizer_function=optimizer_function,

@@ -17,7 +17,7 @@ from headrace.program.structure import MAX_COUNT, Structure, as_list, host_array
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PipelineRequest:
     """The arguments of `pipeline()`, which documents each."""
 
     stages: Any
@@ -42,7 +42,7 @@ class Request:
     strict: bool
 
 
-def check_values(request: Request) -> None:
+def check_values(request: PipelineRequest) -> None:
     """Refuse values that cannot work, whatever the stages are."""
     whole_number(request.gradient_accumulation_count, "gradient_accumulation_count", 1, MAX_COUNT)
     whole_number(request.repeat_count, "repeat_count", 1)
@@ -73,7 +73,7 @@ def check_values(request: Request) -> None:
     _check_outfeed(request)
 
 
-def _check_outfeed(request: Request) -> None:
+def _check_outfeed(request: PipelineRequest) -> None:
     if request.outfeed_loss and request.outfeed_mask is not None:
         raise ConfigError(
             "outfeed_loss and outfeed_mask are both given.",
@@ -105,7 +105,7 @@ def run_constants(inputs: PyTree) -> tuple[PyTree, ...]:
         ) from None
 
 
-def leaving_values(request: Request, outputs: list[Structure], loss: Structure | None) -> Structure:
+def leaving_values(request: PipelineRequest, outputs: list[Structure], loss: Structure | None) -> Structure:
     """Return the structure of an outfeed row; refuse a mask of the wrong length, and outputs without an outfeed."""
     values = [value for structure in outputs for value in structure.shapes()]
     if request.outfeed_mask is not None:

@@ -23,9 +23,9 @@ from headrace.job import current_group
 from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.schedule import Node, Work, strict_rule
 from headrace.plan.simulation import make_table
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 from headrace.program.gradients import accumulates, offloads
-from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
+from headrace.program.pipeline_request import PipelineRequest, check_values, leaving_values, run_constants
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
 from headrace.program.structure import Structure, can_take, describe_call, element_arguments, structure_of
 
@@ -41,7 +41,7 @@ class TracedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class PipelineEnding:
     """What comes after the last stage in training."""
 
     optimizer: Callable[..., Any]  # of the run's arguments
@@ -64,12 +64,12 @@ class Ending:
 class PipelineSpec:
     """A checked pipeline: nodes with their structures, the schedule, the optimizer, and the outfeed's rows."""
 
-    request: Request
-    table: Table
+    request: PipelineRequest
+    table: Timetable
     functions: dict[Node, Function]
     nodes: dict[Node, TracedNode]
     inputs: tuple[Any, ...]  # run constants, host arrays
-    ending: Ending | None  # None in inference
+    ending: PipelineEnding | None  # None in inference
     placement: Placement  # of the optimizer's state
     leaving: Structure  # the structure of one row of the outfeed
     nested: tuple[tuple[Node, ...] | Node, ...]  # nodes, nested as the stages were given
@@ -89,7 +89,7 @@ class PipelineSpec:
         return [node for node, function in self.functions.items() if function.weights == weights]
 
 
-def make_spec(request: Request) -> PipelineSpec:
+def make_spec(request: PipelineRequest) -> PipelineSpec:
     """Check the request and trace every stage; refuse what cannot work."""
     stages = check_stages(request.stages)
     check_values(request)
@@ -150,7 +150,11 @@ def _renamed(error: ConfigError, option: str, name: str) -> ConfigError:
 
 
 def _trace_stages(
-    request: Request, work: Work, functions: dict[Node, Function], meshes: dict[Node, Mesh], inputs: tuple[object, ...]
+    request: PipelineRequest,
+    work: Work,
+    functions: dict[Node, Function],
+    meshes: dict[Node, Mesh],
+    inputs: tuple[object, ...],
 ) -> dict[Node, TracedNode]:
     """Follow the shapes from the first stage to the last."""
     element = () if request.infeed is None else request.infeed.structure.shapes()
@@ -191,7 +195,7 @@ def _trace(function: Function, mesh: Mesh, given: tuple[tuple[Any, ...], dict[st
     return structure_of(outputs)
 
 
-def _trace_loss(request: Request, work: Work, nodes: dict[Node, TracedNode]) -> Ending | None:
+def _trace_loss(request: PipelineRequest, work: Work, nodes: dict[Node, TracedNode]) -> PipelineEnding | None:
     """Trace the optimizer function on the last stage's outputs; return None in inference."""
     function = request.optimizer_function
     if function is None:
@@ -207,7 +211,7 @@ def _trace_loss(request: Request, work: Work, nodes: dict[Node, TracedNode]) -> 
     outputs = tuple(value for node in work.stages[-1] for value in nodes[node].outputs.shapes())
     loss, arguments = map(structure_of, jax.eval_shape(_everywhere(run, mesh), outputs))
     chosen = found[-1].optimizer
-    ending = Ending(
+    ending = PipelineEnding(
         optimizer=chosen if found[-1].arguments else lambda: chosen,
         loss=loss,
         arguments=arguments,
@@ -256,7 +260,7 @@ def check_output(result: object) -> OptimizerOutput:
     return result
 
 
-def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode], dtype: AccumulatorType) -> None:
+def _check_optimizer(ending: PipelineEnding, mesh: Mesh, nodes: dict[Node, TracedNode], dtype: AccumulatorType) -> None:
     weights = {node.function.weights: node.function.params for node in nodes.values()}
     params = {key: tree for key, tree in sorted(weights.items()) if jax.tree.leaves(tree)}
     # As the update will call it: sums and weights of 16 bits are widened.

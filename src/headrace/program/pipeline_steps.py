@@ -37,9 +37,9 @@ from headrace.engine.pipeline.step_plan import (
     STEP_NUMBER,
     HostCall,
     Key,
+    LaunchPlan,
     Program,
     StepBuilder,
-    StepPlan,
     on_mesh,
 )
 from headrace.engine.placement import placed_shardings, to_device
@@ -96,7 +96,7 @@ class PipelineSteps:
     spec: PipelineSpec
     nodes: dict[Node, NodePrograms]
     updates: Updates
-    plan: StepPlan
+    plan: LaunchPlan
 
 
 def make_steps(spec: PipelineSpec) -> PipelineSteps:
@@ -134,7 +134,7 @@ class _Builder:
         self.end_mesh = spec.nodes[self.last[0]].mesh
         self.loss = None if spec.ending is None else self._loss_program(spec.ending.loss_and_arguments)
 
-    def build(self) -> StepPlan:
+    def build(self) -> LaunchPlan:
         spec, builder = self.spec, self.builder
         for key in spec.params:
             builder.keep(self._lane_of_weights(key), ("params", key))

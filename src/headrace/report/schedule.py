@@ -6,7 +6,7 @@ from typing import Any
 from headrace.plan.draw.diagram import FAINT, INK, LINE, MICROSECONDS, PAPER, WASH, draw_svg
 from headrace.plan.schedule import Action, Work
 from headrace.plan.simulation import by_shares, make_table
-from headrace.plan.timeline import Cell, Table
+from headrace.plan.timeline import Cell, Timetable
 from headrace.report.markup import Html, element, section
 from headrace.report.run_files import RunFiles
 
@@ -45,7 +45,7 @@ def _mapping(value: object) -> Any:
     return tuple(_mapping(item) for item in value) if isinstance(value, list) else value
 
 
-def _measured(trace: Mapping[str, Any], work: Work) -> Table | None:
+def _measured(trace: Mapping[str, Any], work: Work) -> Timetable | None:
     """Return the table of a Chrome trace that `--trace-schedule` wrote: the events of its last process."""
     events = [event for event in trace.get("traceEvents", []) if event.get("ph") == "X"]
     if not events:
@@ -60,7 +60,7 @@ def _measured(trace: Mapping[str, Any], work: Work) -> Table | None:
     # The first process of a trace is the plan: with it alone nothing was measured.
     if last == 0 or len(cells) > _MOST_CELLS or not {action for *_, action in cells} <= set(work.actions()):
         return None
-    return Table(cells=tuple(sorted(cells, key=lambda cell: (cell.start, cell.device))), work=work, unit="seconds")
+    return Timetable(cells=tuple(sorted(cells, key=lambda cell: (cell.start, cell.device))), work=work, unit="seconds")
 
 
 def _themed(svg: str) -> str:

@@ -16,7 +16,7 @@ from headrace.engine.forward import WholeForward, sums_with
 from headrace.engine.hlo_text import Collective, collectives
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.evaluate_stages import StagedEvaluation
-from headrace.engine.pipeline.step_plan import LoweredSteps, StepPlan
+from headrace.engine.pipeline.step_plan import LaunchPlan, LoweredSteps
 from headrace.run.design import Design, open_data, starting_state
 from headrace.run.training import Calls, DeviceLoop, open_feed
 from headrace.run.validator import make_forward_pass
@@ -96,7 +96,7 @@ class _Steps:
     """Steps of many programs, in the order of a plan."""
 
     purpose: str
-    plan: StepPlan
+    plan: LaunchPlan
     lowered: LoweredSteps
     estimated_bytes: tuple[int, ...] | None = None
 

@@ -21,7 +21,7 @@ from headrace.core.json_text import parse_json
 from headrace.core.tree import PyTree
 from headrace.core.units import format_duration
 from headrace.engine.devices import start_run_devices
-from headrace.engine.hlo_text import Instruction, Program, block_of, is_backward, kind_of, parse_program
+from headrace.engine.hlo_text import HloProgram, Instruction, block_of, is_backward, kind_of, parse_program
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
@@ -29,7 +29,7 @@ from headrace.model.network import Network
 from headrace.ops import conv2d
 from headrace.plan.draw.diagram import FORMATS, write_diagram
 from headrace.plan.pipeline import PipelinePlan
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 from headrace.report.run_files import PROFILE_FILE
 from headrace.run.design import NOTHING, CustomParts, Design, design_run
 from headrace.telemetry.device_trace import (
@@ -163,9 +163,9 @@ def read_profile(directory: Path) -> ProfileSummary | None:
 class OpTable:
     """Says what an event of a trace is: by its program's instructions, else by the names in the trace."""
 
-    def __init__(self, programs: Sequence[Program], blocks: Sequence[str]) -> None:
+    def __init__(self, programs: Sequence[HloProgram], blocks: Sequence[str]) -> None:
         self._blocks = tuple(blocks)
-        self._programs: dict[str, list[Program]] = {}
+        self._programs: dict[str, list[HloProgram]] = {}
         for program in programs:
             self._programs.setdefault(program.name, []).append(program)
         self._known: dict[tuple[str, ...], OpFacts] = {}
@@ -259,7 +259,7 @@ def trace_schedule(
     ]
 
 
-def _shares(table: Table) -> str:
+def _shares(table: Timetable) -> str:
     times = dict.fromkeys(range(table.work.num_stages), 0.0)
     for cell in table.cells:
         times[cell.action.stage] += cell.end - cell.start

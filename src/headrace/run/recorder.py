@@ -41,8 +41,7 @@ from headrace.run.expected_time import Forecast
 from headrace.run.memory_advice import measured_memory
 from headrace.run.restored import Past, Restored, score_of
 from headrace.run.run_result import RunResult
-from headrace.run.time_budget import Measured as MeasuredPace
-from headrace.run.time_budget import TimeBudget, seconds_of_validation
+from headrace.run.time_budget import MeasuredPace, TimeBudget, seconds_of_validation
 from headrace.run.training import Compiled
 from headrace.run.validator import Started, Validator
 from headrace.telemetry.bottleneck import Measured, verdict

@@ -63,7 +63,7 @@ def refuse_lost_pace(seconds: float | None, pace: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredPace:
     """What is known between two calls."""
 
     now: float  # on the performance counter
@@ -93,7 +93,7 @@ class TimeBudget:
         """Seconds of the whole run so far."""
         return self.spent + time.perf_counter() - self.began
 
-    def measure(self, measured: Measured, step: int, steps: StepPlan) -> tuple[int, bool]:
+    def measure(self, measured: MeasuredPace, step: int, steps: StepPlan) -> tuple[int, bool]:
         """Return how many steps from `step` on fit the time that is left, one at least, and whether the run ends with
         them. Process 0 alone is asked.
         """
@@ -112,7 +112,7 @@ class TimeBudget:
             num_steps = min(math.floor(left / pace), math.floor((left - measured.validation * on_the_way) / pace))
         return min(most, max(1, num_steps)), left <= max(_LAST_SECONDS, _LAST_SHARE * self.seconds, 2 * pace)
 
-    def _step_seconds(self, measured: Measured) -> float | None:
+    def _step_seconds(self, measured: MeasuredPace) -> float | None:
         """Return the seconds of a step, over the later half of those that were timed."""
         if measured.timed_steps > self._known[-1][0]:
             self._known.append((measured.timed_steps, measured.timed_seconds))

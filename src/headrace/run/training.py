@@ -31,7 +31,7 @@ from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.placement import Placement, host_memory_of
 from headrace.engine.state import State, put_state, snapshot
 from headrace.engine.step import Metrics, StepSpec, make_step, with_packing, without_values_of
-from headrace.engine.stored_programs import Draft, Request
+from headrace.engine.stored_programs import Draft, ProgramRequest
 from headrace.plan.image_sizes import SizeSpan
 from headrace.plan.plan import Plan
 from headrace.run.custom_functions import by_sample
@@ -110,14 +110,14 @@ class DeviceLoop(OnOneMesh):
         """The compiler's options."""
         return dict(self.spec.compiler_options)
 
-    def _request(self, state: State, resident: PyTree, block: PyTree) -> Request:
+    def _request(self, state: State, resident: PyTree, block: PyTree) -> ProgramRequest:
         whole = replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = without_values_of(block, with_packing(self.spec, state))
         # Which rows to run is an array, not Python numbers: a call of other rows then needs no other program.
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, _ends(range(1))))
         state, ends = place(shapes, whole)
-        return Request(
+        return ProgramRequest(
             make=_make_call,
             spec=spec,
             mesh=self.mesh,

@@ -21,7 +21,7 @@ from headrace.engine.forward import (
     LOGITS,
     EvalSpec,
     Forward,
-    Program,
+    ForwardProgram,
     Reducer,
     Sums,
     WholeForward,
@@ -98,7 +98,7 @@ class Validator:
         self._feed = EvalFeed(
             dataset.validation, batch_size, cache.batches_per_block, options, self._forward.put, cache
         )
-        self._compiled: dict[str, Program] = {}  # by the name of the weights
+        self._compiled: dict[str, ForwardProgram] = {}  # by the name of the weights
         self._compiling: Future[Compiled] | None = None
 
     def compile(self, state: State) -> Compiled:
@@ -118,8 +118,10 @@ class Validator:
         compiling, self._compiling = self._compiling, None
         return compiling.result() if compiling else None
 
-    def _compile(self, weights: dict[str, Any], resident: object, block: object) -> Program:
-        programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
+    def _compile(self, weights: dict[str, Any], resident: object, block: object) -> ForwardProgram:
+        programs: dict[
+            tuple[Any, ...], ForwardProgram
+        ] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
         for name, placed in weights.items():
             dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(placed))
             if dtypes not in programs:

@@ -23,7 +23,7 @@ from headrace.engine.hlo_text import (
     OTHER,
     PRODUCT,
     TRANSFER,
-    Program,
+    HloProgram,
     kernel_name,
 )
 
@@ -191,7 +191,7 @@ def _event(event: Any) -> TraceEvent:
     )
 
 
-def name_instructions(events: Sequence[TraceEvent], programs: Sequence[Program]) -> list[TraceEvent]:
+def name_instructions(events: Sequence[TraceEvent], programs: Sequence[HloProgram]) -> list[TraceEvent]:
     """Return the events, those of CUDA graphs with their instruction.
 
     In a graph an event has the name of its kernel and the graph's number. Equal fusions share a kernel; each step runs

@@ -11,7 +11,7 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.core.units import format_list
 from headrace.model.network import Network
-from headrace.weights.name_schemes import AS_IS, DimOrder, Pair, Scheme, pair_names
+from headrace.weights.name_schemes import AS_IS, DimOrder, NamePair, NameScheme, pair_names
 from headrace.weights.name_tables import SCHEMES
 from headrace.weights.weight_file import ForeignWeights
 from headrace.weights.weights import Loading, TensorStatus, Weights, flat_weights
@@ -33,7 +33,7 @@ class Naming:
 
     scheme: str
     prefixes: tuple[str, ...]
-    pairs: Mapping[str, Pair]  # by our name
+    pairs: Mapping[str, NamePair]  # by our name
     found: int  # of the network's numbers, those whose tensors are in the file
     total: int
 
@@ -66,11 +66,11 @@ def load_into(
 def find_naming(ours: Mapping[str, np.ndarray], theirs: Shapes) -> Naming:
     """Return the scheme under which most of the network's numbers are found in a file, and after which prefixes."""
     total = sum(map(np.size, ours.values()))
-    unchanged = {name: Pair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
-    schemes: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, unchanged)]
+    unchanged = {name: NamePair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
+    schemes: list[tuple[str, dict[str, NamePair]]] = [(HEADRACE_NAMES, unchanged)]
     schemes += [(scheme.name, pair_names(scheme, ours)) for scheme in SCHEMES]
 
-    def found(choice: tuple[dict[str, str], tuple[str, dict[str, Pair]]]) -> int:
+    def found(choice: tuple[dict[str, str], tuple[str, dict[str, NamePair]]]) -> int:
         whole, (_, pairs) = choice
         # By numbers and not by names: a scheme that finds every bias and no kernel has found nothing.
         return sum(np.size(ours[pair.ours]) for pair in pairs.values() if pair.theirs in whole)
@@ -105,7 +105,9 @@ def is_ignored(name: str) -> bool:
     return _IGNORED.search(name) is not None
 
 
-def _with_biases_folded(scheme: str, pairs: Mapping[str, Pair], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_biases_folded(
+    scheme: str, pairs: Mapping[str, NamePair], arrays: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Subtract the bias of a Keras convolution from the mean of the batch norm after it: the same function."""
     if scheme != "keras":
         return arrays
@@ -122,7 +124,7 @@ def _with_biases_folded(scheme: str, pairs: Mapping[str, Pair], arrays: dict[str
 
 
 def _load_tensor(
-    name: str, initial: np.ndarray, pair: Pair | None, found: np.ndarray | None, in_head: bool
+    name: str, initial: np.ndarray, pair: NamePair | None, found: np.ndarray | None, in_head: bool
 ) -> tuple[np.ndarray, TensorStatus]:
     """Return the value of one tensor and its status."""
     if pair is None or found is None:
@@ -243,7 +245,7 @@ def export_names(
     return scheme.name, dict(sorted(found.items()))
 
 
-def _find(names: str, dialect: str, ours: dict[str, np.ndarray]) -> Scheme:
+def _find(names: str, dialect: str, ours: dict[str, np.ndarray]) -> NameScheme:
     torch = [scheme for scheme in SCHEMES if scheme.name not in _NOT_TORCH]
     fitting = [scheme for scheme in torch if len(pair_names(scheme, ours)) == len(ours)]
     allowed = [scheme for scheme in fitting if names in ("", scheme.name)]

@@ -74,7 +74,7 @@ def read_in_process(path: Path) -> dict[str, np.ndarray]:
     import h5py
 
     with h5py.File(path, "r") as file:
-        reader = _Reader(h5py, _MAX_REUSE * path.stat().st_size, _longest_text(path))
+        reader = _KerasReader(h5py, _MAX_REUSE * path.stat().st_size, _longest_text(path))
         root = reader.group(file, "model_weights") if _has(file, "model_weights") else file
         if _has(root, "layers"):
             return _counted_layers(reader, reader.group(root, "layers"))
@@ -114,7 +114,7 @@ def _has(group: Any, name: str) -> bool:
 
 
 @dataclass
-class _Reader:
+class _KerasReader:
     """Opens what is stored in the file itself, and counts the bytes."""
 
     h5py: Any
@@ -195,7 +195,7 @@ _BY_CLASS = (
 )
 
 
-def _counted_layers(reader: _Reader, root: Any) -> dict[str, np.ndarray]:
+def _counted_layers(reader: _KerasReader, root: Any) -> dict[str, np.ndarray]:
     """Read the weights alone, as Keras 3 writes them (`FILE.weights.h5`)."""
     arrays = {}
     for group_name in root:
@@ -211,7 +211,7 @@ def _counted_layers(reader: _Reader, root: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _named_layers(reader: _Reader, root: Any) -> dict[str, np.ndarray]:
+def _named_layers(reader: _KerasReader, root: Any) -> dict[str, np.ndarray]:
     """Read the weights of Keras 2, or a whole model of either version."""
     if "layer_names" not in root.attrs:
         raise ValueError("it names neither layers nor their tensors")

@@ -116,7 +116,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme:
+class NameScheme:
     """How a library names the weights of one family."""
 
     name: str
@@ -125,7 +125,7 @@ class Scheme:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class NamePair:
     """The two names of one tensor, and the library's order of dims."""
 
     ours: str
@@ -138,7 +138,7 @@ def layer_rows(*rows: tuple[str, str, str]) -> tuple[LayerRow, ...]:
     return tuple(LayerRow(ours=ours, theirs=theirs, kind=kind) for ours, theirs, kind in rows)
 
 
-def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
+def pair_names(scheme: NameScheme, names: Iterable[str]) -> dict[str, NamePair]:
     """Return {our name: pair} of the tensors (`params/conv1/conv/kernel`) that the scheme has a name for."""
     names = list(names)
     facts = _facts(names)
@@ -153,7 +153,7 @@ def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
         rows = scheme.tensors[found[1]] if found else ()
         row = next((row for row in rows if row.ours == f"{tree} {tensor}"), None)
         if found and row:
-            pairs[name] = Pair(ours=name, theirs=found[0] + row.theirs, dim_order=row.dim_order)
+            pairs[name] = NamePair(ours=name, theirs=found[0] + row.theirs, dim_order=row.dim_order)
     return pairs
 
 
@@ -180,7 +180,7 @@ def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
     return found
 
 
-def _layer_name(scheme: Scheme, layer: str, facts: dict[str, int | str]) -> tuple[str, str] | None:
+def _layer_name(scheme: NameScheme, layer: str, facts: dict[str, int | str]) -> tuple[str, str] | None:
     """Return (the layer's name in the library, its kind), or None."""
     for row in scheme.rows:
         match = row.pattern.fullmatch(layer)

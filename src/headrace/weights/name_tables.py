@@ -6,7 +6,7 @@ scheme that covers it.
 
 from headrace.model.families.vgg import places
 from headrace.rows.networks.vgg import VGGS, VggRow
-from headrace.weights.name_schemes import KERAS_TENSORS, Scheme, layer_rows
+from headrace.weights.name_schemes import KERAS_TENSORS, NameScheme, layer_rows
 
 Rows = tuple[tuple[str, str, str], ...]  # our layer, theirs, kind
 
@@ -304,15 +304,15 @@ _TORCH_SCHEMES = (
     ("timm", _timm_v3((1, 2, 3, 4, 2, 3))),
 )
 
-SCHEMES: tuple[Scheme, ...] = (
-    Scheme(name="torchvision", rows=_RESNET),
-    Scheme(name="common", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "linear", "dense")))),
-    Scheme(name="common-fc", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "fc", "dense")))),
-    *(Scheme(name=name, rows=layer_rows(*rows)) for name, rows in _TORCH_SCHEMES),
-    Scheme(name="timm", rows=_SE_RESNET),
-    Scheme(name="timm", rows=_RESNET_D),
-    Scheme(name="keras", rows=_KERAS_RESNET, tensors=KERAS_TENSORS),
-    Scheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv")), tensors=KERAS_TENSORS),
-    Scheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv2")), tensors=KERAS_TENSORS),
-    Scheme(name="keras", rows=layer_rows(*_V2_KERAS), tensors=KERAS_TENSORS),
+SCHEMES: tuple[NameScheme, ...] = (
+    NameScheme(name="torchvision", rows=_RESNET),
+    NameScheme(name="common", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "linear", "dense")))),
+    NameScheme(name="common-fc", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "fc", "dense")))),
+    *(NameScheme(name=name, rows=layer_rows(*rows)) for name, rows in _TORCH_SCHEMES),
+    NameScheme(name="timm", rows=_SE_RESNET),
+    NameScheme(name="timm", rows=_RESNET_D),
+    NameScheme(name="keras", rows=_KERAS_RESNET, tensors=KERAS_TENSORS),
+    NameScheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv")), tensors=KERAS_TENSORS),
+    NameScheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv2")), tensors=KERAS_TENSORS),
+    NameScheme(name="keras", rows=layer_rows(*_V2_KERAS), tensors=KERAS_TENSORS),
 )

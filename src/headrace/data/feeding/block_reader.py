@@ -14,7 +14,7 @@ from headrace.core.process import num_processors
 from headrace.data.augmentation.preprocess import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
 from headrace.data.feeding.cache import CacheChoice, decide_cache
-from headrace.data.feeding.prefetch import Gate
+from headrace.data.feeding.prefetch import ReadingGate
 from headrace.data.feeding.shard import WHOLE, ProcessShard
 from headrace.data.sets.source import Source
 
@@ -72,7 +72,7 @@ class SlowlyFetched(Protocol):
 class BlockReader:
     """Reads the images of a block with several threads. The number of threads does not affect the result."""
 
-    def __init__(self, source: Source, options: FeedOptions, train: bool, gate: "Gate | None" = None) -> None:
+    def __init__(self, source: Source, options: FeedOptions, train: bool, gate: "ReadingGate | None" = None) -> None:
         self._source, self._options, self._train, self._gate = source, options, train, gate
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
         self._closing = threading.Event()

@@ -18,7 +18,7 @@ from headrace.data.dataset import DataInfo
 from headrace.data.feeding.block_reader import BlockReader, FeedOptions
 from headrace.data.feeding.cache import Put, Resident
 from headrace.data.feeding.feed import SplitFeed, places, sent
-from headrace.data.feeding.prefetch import FeedStats, Gate, Kept, Prefetcher
+from headrace.data.feeding.prefetch import FeedStats, Kept, Prefetcher, ReadingGate
 from headrace.data.sets.source import Source
 
 DEVICE, HOST, STREAMED = "device", "host", "streamed"
@@ -123,7 +123,7 @@ class EvalFeed(SplitFeed):
         self.num_blocks = -(-num_batches // max_batches_per_block)
         # Blocks of nearly equal size: least padding.
         self._shape = (-(-num_batches // self.num_blocks), batch_size)
-        self.gate = Gate()  # held while other images are more urgent
+        self.gate = ReadingGate()  # held while other images are more urgent
         resident, described = options.cache.where == DEVICE, options.only_described
         self._resident = Resident(source, put, options.shard, only_described=described) if resident else None
         self._reader = BlockReader(source, options, train=False, gate=self.gate) if self._resident is None else None

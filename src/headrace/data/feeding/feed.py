@@ -20,7 +20,7 @@ from headrace.data.feeding.balance import balanced_order, repeated_order
 from headrace.data.feeding.block_reader import BlockReader, FeedOptions, seen_samples
 from headrace.data.feeding.cache import Put, Resident
 from headrace.data.feeding.order import StepShape, epoch_order, step_indices
-from headrace.data.feeding.prefetch import GROWTH, FeedStats, Gate, InFlight, Prefetcher, never_given_up
+from headrace.data.feeding.prefetch import GROWTH, FeedStats, PendingResult, Prefetcher, ReadingGate, never_given_up
 from headrace.data.sets.source import Source, kept
 
 
@@ -60,7 +60,7 @@ class _PreparedFeed(SplitFeed):
     _prefetcher: Prefetcher[Any]
 
     def next(
-        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
+        self, in_flight: PendingResult | None = None, given_up: Callable[[], bool] = never_given_up
     ) -> dict[str, jax.Array]:
         """Return the next block, with images and labels unless they are resident.
 
@@ -132,7 +132,7 @@ class TrainFeed(_PreparedFeed):
             self._prefetcher.prefetch()
 
     def next(
-        self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
+        self, in_flight: PendingResult | None = None, given_up: Callable[[], bool] = never_given_up
     ) -> dict[str, jax.Array]:
         """Return the block of the next call, with images and labels unless they are resident; `rows` are its rows."""
         if self._step == self._steps.stop:
@@ -158,7 +158,7 @@ class TrainFeed(_PreparedFeed):
             block["box"] = jax.ShapeDtypeStruct((*rows, 4), np.float32)
         return self._resident and self._resident.described(), self._put(block, "steps")
 
-    def hold(self, gate: Gate) -> None:
+    def hold(self, gate: ReadingGate) -> None:
         """Hold a gate whenever images of training are being prepared."""
         self._prefetcher.hold(gate)
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 Block = TypeVar("Block")
 
 
-class Gate:
+class ReadingGate:
     """Holds back reading that can wait while something more urgent is being prepared."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class FeedStats:
     first_wait_seconds: float = 0.0
 
 
-class InFlight(Protocol):
+class PendingResult(Protocol):
     """A result of a call that may still run, such as a jax.Array."""
 
     def is_ready(self) -> bool: ...
@@ -116,7 +116,7 @@ class Prefetcher(Generic[Block]):
         self._number = 0  # of the block that `next` delivers
         self._failure: BaseException | None = None
         self.stats = stats  # the caller's: `read` may count into it before this constructor has returned
-        self._gate: Gate | None = None
+        self._gate: ReadingGate | None = None
         self._reporting, self._num_unread = threading.Lock(), 0
 
     def prefetch(self) -> None:
@@ -124,14 +124,14 @@ class Prefetcher(Generic[Block]):
         # One more than later, because none is in use yet.
         self._prepare(0, self._depth + 1, self._kept.in_host)
 
-    def next(self, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up) -> Block:
+    def next(self, in_flight: PendingResult | None = None, given_up: Callable[[], bool] = never_given_up) -> Block:
         """Return the next block, as `take` does."""
         block = self.take(self._number, in_flight, given_up)
         self._number += 1
         return block
 
     def take(
-        self, number: int, in_flight: InFlight | None = None, given_up: Callable[[], bool] = never_given_up
+        self, number: int, in_flight: PendingResult | None = None, given_up: Callable[[], bool] = never_given_up
     ) -> Block:
         """Return this block. Errors of the prefetching threads are raised here.
 
@@ -162,7 +162,7 @@ class Prefetcher(Generic[Block]):
         self._prepare(number + 1, number + 1 + self._depth)
         return block
 
-    def hold(self, gate: Gate) -> None:
+    def hold(self, gate: ReadingGate) -> None:
         """Hold a gate whenever a block is being read."""
         self._gate = gate
         self._report(0)
@@ -221,7 +221,7 @@ class Prefetcher(Generic[Block]):
             self.stats.read_seconds += time.perf_counter() - start
 
 
-def _idle_seconds(future: Future[Any], in_flight: InFlight | None, given_up: Callable[[], bool]) -> float:
+def _idle_seconds(future: Future[Any], in_flight: PendingResult | None, given_up: Callable[[], bool]) -> float:
     """Wait for a block and return how long the device was idle."""
     # Polled: there is no event for "a block or the devices are ready".
     while in_flight is not None and not in_flight.is_ready():

@@ -45,7 +45,7 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SetLayout:
     """One layout of a dataset on disk."""
 
     kind: str  # cifar-binary | cifar-python | idx
@@ -82,7 +82,7 @@ class SetRow(SetFacts):
     validation_counts: tuple[int, ...]
     check_mean: bool = True  # whether `verify` compares the pixels with `channel_mean`
     coarse_classes: int = 0  # CIFAR-100's first label byte
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[SetLayout, ...] = ()
     how_to_get: str = ""
 
 
@@ -92,8 +92,8 @@ _FETCH_CIFAR = (
 )
 
 
-def _idx(*directories: str) -> Layout:
-    return Layout(
+def _idx(*directories: str) -> SetLayout:
+    return SetLayout(
         kind="idx",
         directories=directories,
         train_files=("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -133,14 +133,14 @@ CIFAR10 = SetRow(
     train_counts=(5000,) * 10,
     validation_counts=(1000,) * 10,
     layouts=(
-        Layout(
+        SetLayout(
             kind="cifar-binary",
             directories=("cifar-10-batches-bin",),
             train_files=tuple(f"data_batch_{part}.bin" for part in range(1, 6)),
             validation_files=("test_batch.bin",),
             names_file="batches.meta.txt",
         ),
-        Layout(
+        SetLayout(
             kind="cifar-python",
             directories=("cifar-10-batches-py",),
             train_files=tuple(f"data_batch_{part}" for part in range(1, 6)),
@@ -165,14 +165,14 @@ CIFAR100 = SetRow(
     validation_counts=(100,) * 100,
     coarse_classes=20,
     layouts=(
-        Layout(
+        SetLayout(
             kind="cifar-binary",
             directories=("cifar-100-binary",),
             train_files=("train.bin",),
             validation_files=("test.bin",),
             names_file="fine_label_names.txt",
         ),
-        Layout(
+        SetLayout(
             kind="cifar-python",
             directories=("cifar-100-python",),
             train_files=("train",),

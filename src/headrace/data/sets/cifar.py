@@ -8,10 +8,10 @@ import numpy as np
 
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle, shorten
 from headrace.data.sets.catalog import SetRow
-from headrace.data.sets.file_problem import FileProblem, Part, empty_part, label_problem
+from headrace.data.sets.file_problem import FileProblem, SplitPart, empty_part, label_problem
 
 
-def read_binary(path: Path, row: SetRow, num_records: int) -> Part:
+def read_binary(path: Path, row: SetRow, num_records: int) -> SplitPart:
     """Read records of [coarse label] label, pixels; the label used is the last one before the pixels."""
     try:
         data = np.fromfile(path, np.uint8)
@@ -36,10 +36,10 @@ def read_binary(path: Path, row: SetRow, num_records: int) -> Part:
     if row.coarse_classes:
         findings += label_problem(path, records[:, 0].astype(np.int32), row.coarse_classes, (0, size), "coarse label")
     findings += label_problem(path, labels, row.num_classes, (num_labels - 1, size))
-    return Part(images=_to_hwc(records[:, num_labels:], row), labels=labels, findings=tuple(findings))
+    return SplitPart(images=_to_hwc(records[:, num_labels:], row), labels=labels, findings=tuple(findings))
 
 
-def read_python(path: Path, row: SetRow, num_records: int) -> Part:
+def read_python(path: Path, row: SetRow, num_records: int) -> SplitPart:
     """Read a pickled dict with `data` and `labels` (CIFAR-100: `fine_labels`)."""
     try:
         raw = path.read_bytes()
@@ -65,7 +65,7 @@ def read_python(path: Path, row: SetRow, num_records: int) -> Part:
         )
     whole = min(len(pixels), len(labels), num_records)
     findings += label_problem(path, labels, row.num_classes, None)
-    return Part(images=_to_hwc(pixels[:whole], row), labels=labels[:whole], findings=tuple(findings))
+    return SplitPart(images=_to_hwc(pixels[:whole], row), labels=labels[:whole], findings=tuple(findings))
 
 
 def read_class_names(path: Path, num_classes: int) -> tuple[str, ...] | None:
@@ -164,7 +164,7 @@ def read_batch_pickle(data: bytes) -> Any:
     return {key: value.array if isinstance(value, _PickledArray) else value for key, value in batch.items()}
 
 
-def _unreadable(path: Path, row: SetRow, error: OSError) -> Part:
+def _unreadable(path: Path, row: SetRow, error: OSError) -> SplitPart:
     return empty_part(row.image_hwc, FileProblem(path=path, problem=f"cannot be read: {error.strerror}"))
 
 

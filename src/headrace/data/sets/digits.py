@@ -14,14 +14,14 @@ import numpy as np
 
 from headrace.core.rng import bits, name_id
 from headrace.data.sets.catalog import DIGITS
-from headrace.data.sets.file_problem import FileProblem, Part, empty_part
+from headrace.data.sets.file_problem import FileProblem, SplitPart, empty_part
 
 _FILE = "digits.npz"
 _SHA256 = "56691635b5c95f315ed55907c4fe83309809b3b822ee0b8d68e84bba3ffd4ca3"
 _FACTOR = 4
 
 
-def read_digits() -> dict[str, Part]:
+def read_digits() -> dict[str, SplitPart]:
     """Return the two splits, with a finding if the shipped file has changed."""
     file = resources.files("headrace.data").joinpath("files", _FILE)
     path = Path(str(file))
@@ -34,8 +34,8 @@ def read_digits() -> dict[str, Part]:
         return _damaged(path, "not the file that belongs to this version; install Headrace again")
     images, labels, held_out = _unpack(data)
     return {
-        "train": Part(images=images[~held_out], labels=labels[~held_out]),
-        "validation": Part(images=images[held_out], labels=labels[held_out]),
+        "train": SplitPart(images=images[~held_out], labels=labels[~held_out]),
+        "validation": SplitPart(images=images[held_out], labels=labels[held_out]),
     }
 
 
@@ -75,6 +75,6 @@ def _weights(size: int) -> np.ndarray:
     return weights
 
 
-def _damaged(path: Path, problem: str) -> dict[str, Part]:
+def _damaged(path: Path, problem: str) -> dict[str, SplitPart]:
     part = empty_part(DIGITS.image_hwc, FileProblem(path=path, problem=problem))
     return {"train": part, "validation": empty_part(DIGITS.image_hwc)}

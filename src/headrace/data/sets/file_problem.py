@@ -55,7 +55,7 @@ class SkippedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SplitPart:
     """What could be read of one file or one split."""
 
     images: np.ndarray  # uint8 [n, H, W, C]
@@ -63,13 +63,13 @@ class Part:
     findings: tuple[FileProblem, ...] = ()
 
 
-def empty_part(image_hwc: tuple[int, int, int], *findings: FileProblem) -> Part:
+def empty_part(image_hwc: tuple[int, int, int], *findings: FileProblem) -> SplitPart:
     """Return a part with no samples, for files that could not be read."""
-    return Part(images=np.zeros((0, *image_hwc), np.uint8), labels=np.zeros((0,), np.int32), findings=findings)
+    return SplitPart(images=np.zeros((0, *image_hwc), np.uint8), labels=np.zeros((0,), np.int32), findings=findings)
 
 
-def join_parts(parts: Sequence[Part]) -> Part:
-    return Part(
+def join_parts(parts: Sequence[SplitPart]) -> SplitPart:
+    return SplitPart(
         images=np.concatenate([part.images for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
         findings=tuple(finding for part in parts for finding in part.findings),

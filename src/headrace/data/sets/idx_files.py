@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from headrace.data.sets.catalog import SetRow
-from headrace.data.sets.file_problem import FileProblem, Part, empty_part, label_problem
+from headrace.data.sets.file_problem import FileProblem, SplitPart, empty_part, label_problem
 
 _UINT8 = 8  # the type byte of idx
 _CHUNK = 1 << 20
 
 
-def read_pair(images_path: Path | None, labels_path: Path | None, row: SetRow, num_samples: int) -> Part:
+def read_pair(images_path: Path | None, labels_path: Path | None, row: SetRow, num_samples: int) -> SplitPart:
     """Read the file of images and the file of labels of one split; a path that is None counts as empty."""
     height, width, channels = row.image_hwc
     assert channels == 1, "idx files hold grey images"
@@ -28,7 +28,7 @@ def read_pair(images_path: Path | None, labels_path: Path | None, row: SetRow, n
     if images_path is None or labels_path is None:
         return empty_part(row.image_hwc, *findings)
     whole = min(len(pixels), len(labels))
-    return Part(
+    return SplitPart(
         images=pixels[:whole].reshape(whole, *row.image_hwc),
         labels=labels[:whole].astype(np.int32),
         findings=tuple(findings),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headrace.core.errors import DataError
 from headrace.core.files import is_directory
-from headrace.data.sets.catalog import Layout, SetRow
+from headrace.data.sets.catalog import SetLayout, SetRow
 from headrace.data.sets.cifar import read_binary, read_class_names, read_python
-from headrace.data.sets.file_problem import FileProblem, Part, empty_part, join_parts
+from headrace.data.sets.file_problem import FileProblem, SplitPart, empty_part, join_parts
 from headrace.data.sets.get import PublishedSet, datasets_directory
 from headrace.data.sets.idx_files import read_pair
 
@@ -24,7 +24,7 @@ class Found:
     """A dataset's directory, its layout, and the file of each wanted name (None: missing)."""
 
     directory: Path
-    layout: Layout
+    layout: SetLayout
     train_files: tuple[Path | None, ...]
     validation_files: tuple[Path | None, ...]
 
@@ -74,7 +74,7 @@ def locate_folder(published: PublishedSet, dataset_path: str) -> Path:
     )
 
 
-def variants(layout: Layout, name: str) -> tuple[str, ...]:
+def variants(layout: SetLayout, name: str) -> tuple[str, ...]:
     """Return the names under which a file is known: idx files also with a dot and compressed."""
     if layout.kind != "idx":
         return (name,)
@@ -82,7 +82,7 @@ def variants(layout: Layout, name: str) -> tuple[str, ...]:
     return (name, dotted, f"{name}.gz", f"{dotted}.gz")
 
 
-def _files_in(directory: Path, layout: Layout) -> Found:
+def _files_in(directory: Path, layout: SetLayout) -> Found:
     def path_of(name: str) -> Path | None:
         paths = (directory / variant for variant in variants(layout, name))
         return next((path for path in paths if path.is_file()), None)
@@ -155,7 +155,7 @@ SPLITS = ("train", "validation")
 _CIFAR_READERS = {"cifar-binary": read_binary, "cifar-python": read_python}
 
 
-def read_split(found: Found, row: SetRow, split: str) -> Part:
+def read_split(found: Found, row: SetRow, split: str) -> SplitPart:
     """Return the split's images and labels and everything that is wrong with its files."""
     train = split == "train"
     files = found.train_files if train else found.validation_files
@@ -167,7 +167,7 @@ def read_split(found: Found, row: SetRow, split: str) -> Part:
         if path is None
     )
     part = _read_files(files, found.layout.kind, row, num_samples)
-    return Part(images=part.images, labels=part.labels, findings=absent + part.findings)
+    return SplitPart(images=part.images, labels=part.labels, findings=absent + part.findings)
 
 
 def class_names(found: Found, row: SetRow) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def class_names(found: Found, row: SetRow) -> tuple[str, ...]:
     return read_class_names(found.directory / found.layout.names_file, row.num_classes) or row.class_names
 
 
-def _read_files(files: tuple[Path | None, ...], kind: str, row: SetRow, num_samples: int) -> Part:
+def _read_files(files: tuple[Path | None, ...], kind: str, row: SetRow, num_samples: int) -> SplitPart:
     if kind == "idx":
         images, labels = files
         return read_pair(images, labels, row, num_samples)

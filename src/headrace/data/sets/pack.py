@@ -34,7 +34,7 @@ _COLUMNS = ("offset", "length", "labels", "crc")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack:
+class PackedFile:
     """An opened packed file."""
 
     class_names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Pack:
         return f"packed at a shorter side of {self.shorter_side}, quality {self.quality}"
 
 
-def open_pack(path: Path) -> Pack:
+def open_pack(path: Path) -> PackedFile:
     """Open a packed file; one that is cut short or damaged is a DataError."""
     try:
         arrays, facts = _read_index(path)
@@ -75,7 +75,7 @@ def open_pack(path: Path) -> Pack:
 
         return StoredSamples([path], index, checked, crcs=crcs)
 
-    return Pack(
+    return PackedFile(
         class_names=tuple(facts["class_names"]),
         train=part(slice(0, count)),
         validation=part(slice(count, None)),

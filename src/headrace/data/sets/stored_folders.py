@@ -64,7 +64,7 @@ class Names(Sequence[str]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class FolderIndex:
     """The images of class folders, in order: first those for training, then those for validation."""
 
     names: Names
@@ -78,7 +78,7 @@ class Index:
     file: Path
 
 
-def read_index(store: Store, folders: Sequence[str]) -> Index:
+def read_index(store: Store, folders: Sequence[str]) -> FolderIndex:
     """Return the index of a place with these folders: the one that was kept, or a new one."""
     key = hashlib.sha256(json.dumps([1, store.address, *folders]).encode()).hexdigest()[:24]
     file = cache_directory() / "indices" / f"folders-{key}.columns"
@@ -89,7 +89,7 @@ def read_index(store: Store, folders: Sequence[str]) -> Index:
     return _kept(file)
 
 
-def _kept(file: Path) -> Index:
+def _kept(file: Path) -> FolderIndex:
     columns, facts = read_columns(file)
     count, ends = len(columns["ends"]), columns["ends"]
     if not count or int(ends[-1]) != len(columns["names"]) or (np.diff(ends) <= 0).any():
@@ -98,7 +98,7 @@ def _kept(file: Path) -> Index:
         raise ValueError("its columns have several lengths")
     if columns["labels"].min() < 0 or columns["labels"].max() >= len(facts["class_names"]):
         raise ValueError("its labels are damaged")
-    return Index(
+    return FolderIndex(
         names=Names(columns["names"], ends),
         sizes=columns["sizes"],
         labels=columns["labels"],
@@ -200,7 +200,7 @@ def _list_class(store: Store, folder: str) -> _Part:
     )
 
 
-def listed_images(index: Index) -> Listed:
+def listed_images(index: FolderIndex) -> Listed:
     """Return the files of an index, as a mirror takes them."""
     return Listed(names=index.names, sizes=index.sizes, digest=index.file.name)
 
@@ -246,7 +246,7 @@ class ObjectSamples:
         self._mirror.ahead(numbers, numbers * 0, np.asarray(self._mirror.files.sizes[numbers]))
 
 
-def open_folders(mirror: Mirror, index: Index, fraction: float) -> ImageSet:
+def open_folders(mirror: Mirror, index: FolderIndex, fraction: float) -> ImageSet:
     """Return the class folders of a store as a set of images."""
     address, everything = mirror.store.address, np.arange(len(index.labels))
     remarks: tuple[str, ...] = ()

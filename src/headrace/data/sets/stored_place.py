@@ -10,7 +10,7 @@ from headrace.core.errors import DataError
 from headrace.core.store import Entry, Store, StoreError, open_store
 from headrace.core.units import format_bytes
 from headrace.data.sets.mirror import Mirror, add_mirror, listed, mirror_of
-from headrace.data.sets.stored_folders import Index, listed_images, read_index
+from headrace.data.sets.stored_folders import FolderIndex, listed_images, read_index
 from headrace.data.sets.tfrecords import SHARD, TFDS_SHARD
 
 _RANGED = ("*.tar", "*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.parquet", "*.hrp")
@@ -37,7 +37,7 @@ def stand_in(address: str, most_bytes: int) -> Path:
     return _mirrored(store, files, most_bytes)
 
 
-_opened: dict[str, Index] = {}  # by the folder of the stand-ins
+_opened: dict[str, FolderIndex] = {}  # by the folder of the stand-ins
 
 
 def _class_folders(store: Store, folders: list[str], most_bytes: int) -> Path:
@@ -48,7 +48,7 @@ def _class_folders(store: Store, folders: list[str], most_bytes: int) -> Path:
     return mirror.folder
 
 
-def stored_folders(path: Path) -> tuple[Mirror, Index] | None:
+def stored_folders(path: Path) -> tuple[Mirror, FolderIndex] | None:
     """Return the index of class folders in a store whose stand-in is at a path."""
     mirror, index = mirror_of(path), _opened.get(str(path))
     return (mirror, index) if mirror and index else None

@@ -28,10 +28,10 @@ from headrace.engine.pipeline.step_plan import (
     NOTHING,
     CompiledSteps,
     Key,
+    LaunchPlan,
     LoweredSteps,
     Program,
     StepBuilder,
-    StepPlan,
     Values,
 )
 from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_reduce, make_update, part_of, training_node
@@ -39,7 +39,7 @@ from headrace.engine.placement import UPDATE_ONLY, make_copy, shardings
 from headrace.engine.state import State
 from headrace.engine.step import PER_STEP, Metrics
 from headrace.plan.schedule import Node
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 
 METRICS = ("learning_rate", "grad_norm", "loss_scale", "skipped", "bad")  # beside the sums
 FLAGS = ("forward_finite", "gradient_finite")  # with fp_exceptions: one for each block
@@ -65,7 +65,7 @@ class Dispatcher:
     stages: tuple[StageSpec, ...]
     meshes: tuple[Mesh, ...]
     programs: tuple[StagePrograms, ...]
-    table: Table
+    table: Timetable
 
     def place(self, state: State) -> Parts:
         """Cut a state in host memory, and put each stage's part where the stage is."""
@@ -107,7 +107,7 @@ class Dispatcher:
         return in_turn(self.join(tuple(copies)))
 
     @cached_property
-    def plan(self) -> StepPlan:
+    def plan(self) -> LaunchPlan:
         """The launches of a step."""
         work = self.table.work
         nodes = self._nodes
@@ -168,7 +168,7 @@ class Dispatcher:
                 _count_values(part["params"], jax.tree.map(lambda leaf: leaf.astype(jnp.float32), part["params"]))
         return self
 
-    def trace(self, parts: Parts, resident: PyTree, block: PyTree) -> Table:
+    def trace(self, parts: Parts, resident: PyTree, block: PyTree) -> Timetable:
         """Return when the actions of the block's first step ran, the second time, on a copy of the state."""
         start = self._start(self.place(jax.device_get(self.copy_to_save(parts))), resident, block)
         steps = self._compiled(start)
@@ -256,7 +256,7 @@ class Dispatcher:
         return rows
 
 
-def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Table) -> Dispatcher:
+def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Timetable) -> Dispatcher:
     """Return the dispatcher for stages on a grid of devices [replica, device of the replica]."""
     device_of = table.work.device_of
     meshes = tuple(replica_mesh(list(devices[:, device_of[Node(number)]])) for number in range(len(stages)))

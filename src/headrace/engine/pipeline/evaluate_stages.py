@@ -24,10 +24,10 @@ from headrace.engine.pipeline.step_plan import (
     CompiledSteps,
     HostCall,
     Key,
+    LaunchPlan,
     LoweredSteps,
     Program,
     StepBuilder,
-    StepPlan,
     Values,
     on_mesh,
 )
@@ -55,7 +55,7 @@ class StagedEvaluation:
     nodes: dict[Node, NodePrograms]
     empty: Callable[[], Sums]
     total: Program
-    _plans: dict[int, StepPlan] = field(default_factory=dict)  # by the number of batches
+    _plans: dict[int, LaunchPlan] = field(default_factory=dict)  # by the number of batches
     _numbers: dict[tuple[Node, int], jax.Array] = field(default_factory=dict)  # small numbers on the devices
 
     def put(self, tree: PyTree, kind: str) -> PyTree:
@@ -75,7 +75,7 @@ class StagedEvaluation:
         self._compiled(self._start(placed, resident, block), block)
         return self
 
-    def lower(self, weights: tuple[PyTree, PyTree], resident: PyTree, block: PyTree) -> tuple[StepPlan, LoweredSteps]:
+    def lower(self, weights: tuple[PyTree, PyTree], resident: PyTree, block: PyTree) -> tuple[LaunchPlan, LoweredSteps]:
         """Make XLA's input of all programs from Python, for devices that need not be here."""
         parts = tuple(
             place(shapes_of(weights_of(names, weights)), replicated(mesh))
@@ -122,7 +122,7 @@ class StagedEvaluation:
             self._plans[num_batches] = self._plan(num_batches)
         return self._plans[num_batches].compile(start)
 
-    def _plan(self, num_batches: int) -> StepPlan:
+    def _plan(self, num_batches: int) -> LaunchPlan:
         # Any schedule would do: without backward passes the order on each device is the same in all of them.
         table = make_table("Interleaved", Work(self.device_mapping, num_batches, training=False))
         device_of, last = table.work.device_of, Node(len(self.nodes) - 1)

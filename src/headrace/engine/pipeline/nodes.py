@@ -25,7 +25,7 @@ from headrace.engine.compiler import OptionItems
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.ops import PRODUCT, multiplying
 from headrace.plan.schedule import Node, Op, Work
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import Timetable
 
 PRODUCTS, INPUTS, MARKED = "products", "inputs", "marked"  # what a node keeps from its forward to its backward pass
 
@@ -245,7 +245,7 @@ class NodeValues:
 
 def add_passes(
     builder: StepBuilder,
-    table: Table,
+    table: Timetable,
     nodes: dict[Node, NodePrograms],
     values: dict[Node, NodeValues],
     end: Callable[[int], Sequence[Key]],

@@ -21,7 +21,7 @@ from headrace.core.process import tuned_interpreter
 from headrace.core.tree import PyTree
 from headrace.engine.multiprocess_arrays import in_turn
 from headrace.plan.schedule import Action, Work, needs
-from headrace.plan.timeline import Cell, Table
+from headrace.plan.timeline import Cell, Timetable
 
 HOST = -1  # stands for the calling thread where a lane's number is asked for
 STEP, EMPTY = 0, 1  # slots that every lane has: the number of the step in the call, and `()`
@@ -77,7 +77,7 @@ class CompiledSteps:
         self,
         start: Values,
         num_steps: int,
-        before: "Callable[[Run, int], None] | None" = None,
+        before: "Callable[[PipelineRun, int], None] | None" = None,
         observe: Observer | None = None,
     ) -> Values:
         """Run steps from these values; return those that stay, as they are then.
@@ -90,7 +90,7 @@ class CompiledSteps:
             values[-1][EMPTY] = ()
         for key, (lane, slot) in self.kept.items():
             values[lane][slot] = start[key]
-        Run(self, values, observe).steps(num_steps, before or (lambda *_: None))
+        PipelineRun(self, values, observe).steps(num_steps, before or (lambda *_: None))
         return {key: values[lane][slot] for key, (lane, slot) in self.kept.items()}
 
 
@@ -125,7 +125,7 @@ class _Stopped(Exception):
     """Another thread failed and has reported it; this one just ends."""
 
 
-class Run:
+class PipelineRun:
     """Some steps under way: the values of all lanes, and the messages between them and to the host."""
 
     def __init__(self, compiled: CompiledSteps, values: Sequence[list[PyTree]], observe: Observer | None) -> None:
@@ -143,7 +143,7 @@ class Run:
         lane, slot = self._compiled.fed[key]
         self._messages[lane].post(step, slot, value)
 
-    def steps(self, num_steps: int, before: "Callable[[Run, int], None]") -> None:
+    def steps(self, num_steps: int, before: "Callable[[PipelineRun, int], None]") -> None:
         """Run the steps; `before(run, step)` is called by this thread before each, to post what the step needs."""
         # One lane needs no thread, and without threads errors and interrupts come up where they happen.
         if self._compiled.one_order or len(self._values) == 1:
@@ -250,7 +250,7 @@ class Tracer:
         self._launched[action] = time.perf_counter() - self._begin
         self._queues[self._work.device_of[action.node]].put((action, result))
 
-    def table(self, planned: Table) -> Table:
+    def table(self, planned: Timetable) -> Timetable:
         """Wait for all results; return the measured table, in seconds, of the actions of a planned one."""
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)
@@ -265,7 +265,7 @@ class Tracer:
             start = min(max(self._launched[action], ready, free[device]), end)
             free[device] = end
             cells.append(Cell(start, end, device, action))
-        return Table(cells=tuple(sorted(cells)), work=self._work, unit="seconds")
+        return Timetable(cells=tuple(sorted(cells)), work=self._work, unit="seconds")
 
     def _wait(self, queue: SimpleQueue[Any]) -> None:
         while (item := queue.get()) is not None:

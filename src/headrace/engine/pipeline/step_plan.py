@@ -167,7 +167,7 @@ class StepBuilder:
         self._results[key] = len(self._results)
         value.maker.sends.append(Send(value.slots[value.lane], HOST, self._results[key], None))
 
-    def build(self) -> "StepPlan":
+    def build(self) -> "LaunchPlan":
         last: dict[tuple[int, int], Launch] = {}
         for launch in self._launches:
             for slot in (*launch.reads, *launch.writes, *(send.slot for send in launch.sends)):
@@ -176,7 +176,7 @@ class StepBuilder:
         for (lane, slot), launch in last.items():
             if (lane, slot) not in stay:
                 launch.frees.append(slot)
-        return StepPlan(
+        return LaunchPlan(
             launches=tuple(self._launches),
             meshes=self.meshes,
             names=tuple(map(tuple, self._names)),
@@ -228,7 +228,7 @@ class LoweredSteps:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StepPlan:
+class LaunchPlan:
     """The launches of a step in one possible order, of programs that are still to be compiled."""
 
     launches: tuple[Launch, ...]

@@ -17,7 +17,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.plan.draw.text import draw_timeline, label, summary
 from headrace.plan.schedule import Action, Op
-from headrace.plan.timeline import Cell, Table
+from headrace.plan.timeline import Cell, Timetable
 
 # Sizes in pixels.
 MARGIN, HEAD, ROW, GAP, TITLE, AXIS = 16, 52, 26, 4, 30, 30
@@ -58,7 +58,7 @@ class Text:
 
 
 Mark = Box | Text
-Tables = Mapping[str, Table]  # by title
+Tables = Mapping[str, Timetable]  # by title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _event(cell: Cell, pid: int, scale: float) -> dict[str, Any]:
     }
 
 
-def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[Mark], float, float]:
+def _panel(title: str, table: Timetable, top: float, scale: float) -> tuple[list[Mark], float, float]:
     """Return the marks of one table below `top`, and its width and height."""
     work, origin = table.work, min(cell.start for cell in table.cells)
     left, first_row = MARGIN + HEAD, top + TITLE
@@ -150,7 +150,7 @@ def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[Mar
     return parts, wide_enough, TITLE + work.num_devices * (ROW + GAP) + AXIS
 
 
-def _key(right: float, y: float, table: Table, title: str) -> list[Mark]:
+def _key(right: float, y: float, table: Timetable, title: str) -> list[Mark]:
     """Return the legend: right of the title, at the panel's right end where there is room."""
     ops = {Op.F: "forward", Op.B: "backward"} if table.work.training else {Op.F: "forward"}
     x = max(right - 88 * len(ops), MARGIN + len(title) * 8 + 16)
@@ -170,7 +170,7 @@ def _cell(cell: Cell, x: float, y: float, width: float, name: str, shade: int) -
     return [box, Text(x=x + width / 2, y=y + ROW / 2 + 4, text=name, size=size, anchor="middle")]
 
 
-def _shade(action: Action, table: Table) -> int:
+def _shade(action: Action, table: Timetable) -> int:
     """Return the shade of an action: by its stage where a device has several, else by its micro batch."""
     work = table.work
     if len(work.device_of) == work.num_devices:

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 
 from headrace.plan.device_mapping import mapping_text
 from headrace.plan.schedule import Action, Op, Work
-from headrace.plan.timeline import Cell, Table
+from headrace.plan.timeline import Cell, Timetable
 
 MAX_WIDTH = 100
 _CUT = " ... "
 MAX_COLUMNS = 500
 
 
-def draw_timeline(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
+def draw_timeline(table: Timetable, title: str = "", max_width: int = MAX_WIDTH) -> str:
     """Return the table as one row per device over time, with a legend; the middle of a long one is omitted."""
     lines = rows(table.cells, table.work, max_width)
     return "\n".join([*([title] if title else []), *lines, _legend(table.work), f"{summary(table)}."])
 
 
-def summary(table: Table) -> str:
+def summary(table: Timetable) -> str:
     """Return a sentence with the time, the idle fraction and the peaks of a table."""
     text = f"{table.total_time:,.4g} {table.unit}, idle {table.bubble:.1%}"
     if not table.work.training:
