@@ -45,7 +45,7 @@ RUNS = {
     "frozen": "--layer-lr backbone=0.1 --weight-decay 0.001 --weight-decay-exclude bn",
     "sharded": "--num-replicas 2 --optimizer adamw --replicated-optimizer-state-sharding",
     "offloaded": "--optimizer lamb --weight-decay 0.02 --optimizer-state-offload",
-    "group norm": "--norm-layer name=group,groups=4 --dropout-rate 0.2",
+    "group norm": "--norm-layer name=group_norm,num_groups=4 --label-smoothing 0.2",
 }
 TIMES = re.compile(r"second|time|verdict|wait|bytes|path|directory|image.*per|split|^start$")
 PLACES = re.compile(r", metadata=\{[^}]*\}|, stack_frame_id=\d+|FileNames\n.*?(?=\n\n(?:%|ENTRY))", re.DOTALL)
@@ -159,7 +159,10 @@ def runs() -> Iterator[tuple[str, Any]]:
             (weights,) = sorted(place.glob("r/checkpoints/*/*.safetensors"))[-1:]
             yield f"run {name}: weights", hashlib.sha256(weights.read_bytes()).hexdigest()
             lines = (place / "r" / "metrics.jsonl").read_text().splitlines()
-            yield f"run {name}: records", [_timeless(json.loads(line)) for line in lines if '"note"' not in line[:20]]
+            records = [json.loads(line) for line in lines if '"note"' not in line[:20]]
+            # A checkpoint's record and that of a validation are of two threads, and come in any order.
+            records.sort(key=lambda each: (each.get("step", 0), each["kind"], str(each.get("weights"))))
+            yield f"run {name}: records", [_timeless(each) for each in records]
 
 
 def _timeless(value: Any) -> Any:

@@ -53,7 +53,7 @@ def _print_plan(resolved: "Resolved", args: argparse.Namespace, target: "Target 
     from headrace.plan.scaling import format_scale
     from headrace.run.ahead import planned_ahead
     from headrace.run.choices import settle, with_choices
-    from headrace.run.design import design_run, scale_to_devices, uneven_remarks
+    from headrace.run.design import design_run, scale_to_devices, uneven_remarks, with_set
     from headrace.run.expected_time import describe_expected, expected_time
     from headrace.run.profiling import with_measured_blocks
 
@@ -62,14 +62,17 @@ def _print_plan(resolved: "Resolved", args: argparse.Namespace, target: "Target 
         check_output(args.schedule_file, "--schedule-file")
     check_start(resolved)
     # With --num-devices the replicas follow from it, not from the devices of this machine.
-    resolved = settle(resolved) if args.num_devices is None else with_choices(resolved)
+    found = with_set(resolved.config, absent_ok=True)
+    resolved = settle(resolved, found) if args.num_devices is None else with_choices(resolved, found)
     if not resolved.config.pipeline.measure_splits:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
         jax.config.update("jax_platforms", "cpu")
-    resolved = with_measured_blocks(resolved)
-    resolved, rows = scale_to_devices(resolved, args.num_devices) if args.num_devices is not None else (resolved, ())
+    resolved = with_measured_blocks(resolved, found)
+    resolved, rows = (
+        scale_to_devices(resolved, args.num_devices, found) if args.num_devices is not None else (resolved, ())
+    )
     num_processes = target.machines if target else args.num_processes
-    design = design_run(resolved.config, num_processes=num_processes, absent_ok=True)
+    design = design_run(resolved.config, found, num_processes, absent_ok=True)
     if args.schedule_file:
         write_diagram(args.schedule_file, _tables(design))
     platform = resolved.config.run.platform  # asked for by name, it need not be on this machine

@@ -1,4 +1,7 @@
-"""The interface to datasets: `describe_dataset` returns facts without reading images, `open_dataset` the splits."""
+"""The interface to datasets: `find_set` finds and lists one, once; facts and opened splits are made of what it found.
+
+`describe_dataset` and `open_dataset` are for those who need only one of both.
+"""
 
 import sys
 import textwrap
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.config.section_data import FOLDER_SETS, IMAGE_DATASETS
+from headrace.config.section_data import FOLDER_SETS, IMAGE_DATASETS, OF_LABELS
 from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import is_address
@@ -94,22 +97,81 @@ class DataSet:
         return f"DataSet({info.name}: {images} validation images, {size}, {info.num_classes:,} classes)"
 
 
+# Options that say which set it is and what is listed of it; the others say what is made of its images.
+LISTED = (
+    *("dataset", "dataset_path", "dataset_disk_budget", "dataset_host_budget", "download"),
+    *("generated_data", "synthetic_data", *OF_LABELS[1:]),  # and labels, the list itself
+    *("validation_path", "validation_split"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoundSet:
+    """A dataset as options find it: which it is, where it is, and its images listed, if it has files."""
+
+    given: Data
+    dataset: str
+    dataset_path: str
+    images: ImageSet | None = None
+    is_absent: bool = False  # an ImageNet that is not on this machine, described as it was published
+
+    def is_of(self, data: Data) -> bool:
+        """Say whether options find the same set."""
+        return _listed(data) == _listed(self.given)
+
+    def info(self, data: Data) -> DataInfo:
+        """Return the facts of the set as options take it, without reading its images."""
+        data = self.placed(data)
+        info = _describe_images(self.images, data) if self.images else _describe(data)
+        return with_pixel_options(info, data)
+
+    def open(self, data: Data, seed: int) -> DataSet:
+        """Open the set; missing or damaged files are a DataError. Synthetic images depend on `seed`."""
+        assert not self.is_absent
+        data = self.placed(data)
+        return open_images(self.images, data, seed) if self.images else _open(self.info(data), data, seed)
+
+    def placed(self, data: Data) -> Data:
+        """Return options with the name and the place of the set that was found."""
+        return replace(data, dataset=self.dataset, dataset_path=self.dataset_path)
+
+
+def _listed(data: Data) -> list[Any]:
+    labels = data.labels and Path(data.labels).expanduser().absolute()  # as a run keeps it
+    return [labels, *(getattr(data, name) for name in LISTED)]
+
+
+def find_set(data: Data, *, absent_ok: bool = False) -> FoundSet:
+    """Find the configured set and list its images; with `absent_ok` a missing ImageNet is one as published."""
+    placed = resolved_set(data)
+    found = FoundSet(given=data, dataset=placed.dataset, dataset_path=placed.dataset_path)
+    if placed.dataset not in IMAGE_DATASETS or placed.synthetic_on:
+        return found
+    # Plans for ImageNet are made on laptops that do not have it.
+    if placed.dataset == "imagenet" and absent_ok and not imagenet_is_there(placed):
+        return replace(found, is_absent=True)
+    return replace(found, images=open_image_set(placed, placed.dataset))
+
+
 def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
     """Return what is known about the configured set without reading its images.
 
     With `absent_ok` a missing ImageNet is described as published, for planning.
     """
-    return with_pixel_options(_describe(resolved_set(data), absent_ok), data)
+    return find_set(data, absent_ok=absent_ok).info(data)
 
 
-def _describe(data: Data, absent_ok: bool) -> DataInfo:
+def open_dataset(data: Data, seed: int) -> DataSet:
+    """Read the configured set; missing or damaged files are a DataError. Synthetic images depend on `seed`."""
+    return find_set(data).open(data, seed)
+
+
+def _describe(data: Data) -> DataInfo:
+    """Return the facts of a set that has no images listed: synthetic, absent, or known without its files."""
     if data.dataset in SYNTHETIC_SETS:
         return _describe_synthetic(data)
-    # Plans for ImageNet are made on laptops that do not have it.
-    if data.dataset == "imagenet" and (data.synthetic_on or (absent_ok and not imagenet_is_there(data))):
+    if data.dataset == "imagenet":
         return _describe_imagenet(data)
-    if data.dataset in IMAGE_DATASETS:
-        return _describe_images(open_image_set(data, data.dataset), data)
     row = KNOWN_SETS.get(data.dataset)
     if row is None:
         raise ConfigError(
@@ -129,12 +191,7 @@ def _describe(data: Data, absent_ok: bool) -> DataInfo:
     )
 
 
-def open_dataset(data: Data, seed: int) -> DataSet:
-    """Read the configured set; missing or damaged files are a DataError. Synthetic images depend on `seed`."""
-    data = resolved_set(data)
-    if data.dataset in IMAGE_DATASETS and not data.synthetic_on:
-        return open_images(open_image_set(data, data.dataset), data, seed)
-    info = describe_dataset(data)
+def _open(info: DataInfo, data: Data, seed: int) -> DataSet:
     if info.synthetic_on:
         train, validation = (_synthetic(info, data, seed, split) for split in SPLITS)
         return DataSet(info=info, train=train, validation=validation)

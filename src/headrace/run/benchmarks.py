@@ -21,12 +21,12 @@ from headrace.core import __version__
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.core.units import format_measured
-from headrace.data.dataset import DataSet, open_dataset
+from headrace.data.dataset import DataSet
 from headrace.engine.devices import start_run_devices
 from headrace.job import current_group
 from headrace.plan.steps import NEVER
 from headrace.run.choices import settle
-from headrace.run.design import Design, design_run, starting_state
+from headrace.run.design import Design, design_run, open_data, starting_state, with_set
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.profiling import (
     LEAST_STEPS,
@@ -165,11 +165,11 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     refuse_less(1, steps_per_call=steps_per_call, num_calls=num_calls)
     if resolved.config.run.profile:
         raise ConfigError("A benchmark is not profiled.", remedy="headrace profile takes the same options.")
-    resolved = with_measured_blocks(settle(resolved))
-    config = resolved.config
-    group = current_group()
-    design = with_calls(design_run(config, num_processes=group.num_processes), steps_per_call, num_calls + 1)
-    dataset = open_dataset(config.data, config.run.seed)
+    found = with_set(resolved.config, absent_ok=True)
+    resolved = with_measured_blocks(settle(resolved, found), found)
+    config, group = resolved.config, current_group()
+    design = with_calls(design_run(config, found, group.num_processes), steps_per_call, num_calls + 1)
+    dataset = open_data(design)
     devices = start_run_devices(config.run, design.plan.num_devices, group.num_processes)
     with advise_on_memory(design):
         compiled, seconds, loss = _measure(design, dataset, devices)
@@ -192,10 +192,11 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
 def profile_calls(resolved: Resolved, directory: Path, *, steps_per_call: int) -> ProfileSummary:
     """Record a few calls of training after the first ones, write trace and summary, and return the summary."""
     refuse_less(1, steps_per_call=steps_per_call)
-    config = settle(resolved).config
+    found = with_set(resolved.config, absent_ok=True)
+    config = settle(resolved, found).config
     num_calls = WARM_UP_CALLS + max(NUM_CALLS, -(-LEAST_STEPS // steps_per_call))
-    design = with_calls(design_run(config), steps_per_call, num_calls)
-    dataset = open_dataset(config.data, config.run.seed)
+    design = with_calls(design_run(config, found), steps_per_call, num_calls)
+    dataset = open_data(design)
     devices = start_run_devices(config.run, design.plan.num_devices)
     with advise_on_memory(design), closing(CallProfile(directory)) as profile:
         _measure(design, dataset, devices, profile)

@@ -25,7 +25,7 @@ from headrace.config.section_run import DRAWN_SEED
 from headrace.config.translations import translation
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_duration
-from headrace.data.dataset import DataInfo, describe_dataset
+from headrace.data.dataset import DataInfo
 from headrace.data.sets.image_views import crop_rule
 from headrace.engine.trainable import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
@@ -58,7 +58,7 @@ from headrace.run.choice_rules import (
     choose_warmup,
     memory_allowed,
 )
-from headrace.run.design import NOTHING, CustomParts, design_run
+from headrace.run.design import NOTHING, CustomParts, described, design_run, with_set
 from headrace.run.expected_time import expected_time
 from headrace.run.weight_options import weight_options
 from headrace.weights.definitions import OPTIONS, find_definition, has_definitions, refuse_another
@@ -226,10 +226,14 @@ class Settled(Options):
         return replace(settled, notes=(*self.resolved.notes, *notes)) if notes else settled
 
     @cached_property
+    def parts(self) -> CustomParts:
+        """What code gave, with the set that options name."""
+        return with_set(self.config, self.custom, absent_ok=True)
+
+    @cached_property
     def data(self) -> DataInfo:
         """The facts of the dataset."""
-        given = self.custom.dataset
-        return given.info if given else describe_dataset(self.config.data, absent_ok=True)
+        return described(self.config, self.parts)
 
     @cached_property
     def devices(self) -> Visible:
@@ -313,7 +317,7 @@ class Settled(Options):
         if not self["time_budget"]:
             return None
         batch = replace(self.config.batch, num_epochs=1)
-        design = design_run(replace(self.config, batch=batch), self.custom, absent_ok=True)
+        design = design_run(replace(self.config, batch=batch), self.parts, absent_ok=True)
         expected = expected_time(design, self.devices.platform, self.devices.name)
         return expected and min(max(1, round(self["time_budget"] / expected.seconds)), MOST_EPOCHS_IN_TIME)
 
@@ -346,7 +350,7 @@ class Settled(Options):
             num_replicas=processes,
             micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None),
         )
-        wide = design_run(replace(config, batch=some_batch), self.custom, absent_ok=True).plan.devices_per_replica
+        wide = design_run(replace(config, batch=some_batch), self.parts, absent_ok=True).plan.devices_per_replica
         parts, most = batch.gradient_accumulation_count or 1, max(1, count // wide)
         # batch_size is exact: replicas that do not divide it would change what was asked for.
         fitting = [
@@ -425,7 +429,7 @@ def _micro_batch(facts: Settled) -> int | None:
     def needs(micro: int) -> int:
         # The plan's own estimate: the same arithmetic that `headrace plan` prints.
         changed = replace(config, batch=replace(config.batch, micro_batch_size=micro))
-        return design_run(changed, facts.custom, absent_ok=True, info=facts.data).plan.memory.total_bytes
+        return design_run(changed, facts.parts, absent_ok=True).plan.memory.total_bytes
 
     micro = choose_micro_batch(whole, lambda micro: needs(micro) <= allowed)
     return None if micro == whole else micro

@@ -14,7 +14,7 @@ from headrace.config.schema import Compiler, Config
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tree import PyTree, flatten_named
-from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
+from headrace.data.dataset import DataInfo, DataSet, FoundSet, find_set
 from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weights
 from headrace.engine.compiler import decide
 from headrace.engine.loss_scale import LossScaling, make_loss_scaling, resumed_loss_scale
@@ -74,6 +74,7 @@ class CustomParts:
     augment: AugmentFunction | None = None
     optimizer: OptimizerFunction | None = None
     speaks_python: bool = False  # notes and verdicts name arguments instead of flags
+    found: FoundSet | None = None  # the set that options name, where it was found already
 
     @property
     def objective(self) -> CustomObjective:
@@ -172,16 +173,14 @@ def design_run(
     num_processes: int = 1,
     *,
     absent_ok: bool = False,
-    info: DataInfo | None = None,
 ) -> Design:
     """Return the design of the run that a configuration describes, with `custom` parts given by code.
 
-    `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images. `info` are the
-    facts of the dataset, for those who know them already.
+    `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images.
     """
     # Described, not opened: a plan needs the numbers of images and classes only.
-    if custom.dataset or not info:
-        info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=absent_ok)
+    custom = with_set(config, custom, absent_ok=absent_ok)
+    info = described(config, custom)
     if not custom.dataset and config.run.training and not info.num_train:
         raise DataError(
             f"{info.place or info.name} has no training images.",
@@ -234,6 +233,22 @@ def design_run(
     )
 
 
+def with_set(config: Config, custom: CustomParts = NOTHING, *, absent_ok: bool = False) -> CustomParts:
+    """Return the parts with the set that options name: found once, and again only where options name another one."""
+    found = custom.found
+    if custom.dataset or (found and found.is_of(config.data) and (absent_ok or not found.is_absent)):
+        return custom
+    return replace(custom, found=find_set(config.data, absent_ok=absent_ok))
+
+
+def described(config: Config, custom: CustomParts) -> DataInfo:
+    """Return the facts of the dataset that code gave, or that was found."""
+    if custom.dataset:
+        return custom.dataset.info
+    assert custom.found
+    return custom.found.info(config.data)
+
+
 def _refuse_top5(config: Config, info: DataInfo) -> None:
     if config.run.monitor == "top5" and info.num_classes <= 5:
         raise ConfigError(
@@ -245,8 +260,9 @@ def _refuse_top5(config: Config, info: DataInfo) -> None:
 
 def open_data(design: Design) -> DataSet:
     """Open a design's dataset; a trial run validates a part of it."""
-    config = design.config
-    dataset = design.custom.dataset or open_dataset(config.data, config.run.seed)
+    config, custom = design.config, with_set(design.config, design.custom)
+    dataset = custom.dataset or (custom.found and custom.found.open(config.data, config.run.seed))
+    assert dataset
     if not config.run.dry_run_steps:
         return dataset
     return replace(dataset, validation=dataset.validation.first(design.plan.validation.num_samples))
@@ -326,14 +342,16 @@ def with_batch_of(before: Resolved, now: Resolved, custom: CustomParts = NOTHING
     return replace(kept, warnings=now.warnings, notes=now.notes)
 
 
-def scale_to_devices(resolved: Resolved, num_devices: int) -> tuple[Resolved, tuple[ScaleRow, ...]]:
+def scale_to_devices(
+    resolved: Resolved, num_devices: int, custom: CustomParts = NOTHING
+) -> tuple[Resolved, tuple[ScaleRow, ...]]:
     """Return the configuration with the same global batch on that many devices, and a row for each size on the way."""
-    plan = design_run(resolved.config, absent_ok=True).plan
+    plan = design_run(resolved.config, custom, absent_ok=True).plan
     replicas_on(plan, num_devices)  # refuses what does not fill the devices
     found: dict[int, tuple[Resolved, Plan]] = {}
     for count in device_counts(plan, num_devices):
         changed = _with_replicas(resolved, plan, replicas_on(plan, count))
-        found[count] = changed, design_run(changed.config, absent_ok=True).plan
+        found[count] = changed, design_run(changed.config, custom, absent_ok=True).plan
     return found[num_devices][0], tuple(scale_row(plan) for _, plan in found.values())
 
 

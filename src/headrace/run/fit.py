@@ -64,6 +64,7 @@ from headrace.run.design import (
     uneven_remarks,
     with_batch_of,
     with_scale_of,
+    with_set,
 )
 from headrace.run.directory import (
     RunDirectory,
@@ -126,6 +127,7 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
     check_start(resolved, has_weights=custom.weights is not None)
     # First of all, since what follows may measure blocks for minutes.
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
+    custom = with_set(resolved.config, custom, absent_ok=True)
     settled = with_measured_blocks(settle(resolved, custom), custom)
     return fit(with_absolute_paths(settled), None, custom, began)
 
@@ -178,11 +180,12 @@ def resume(
         before, saved = read_run_together(group, Path(path), given=custom.parts)
         group.on_first_process(lambda: refuse_unwritable(saved.config.logging.log_dir))
         resolved = override(saved, overrides or {})
+        parts = with_set(resolved.config, custom, absent_ok=True)
         if resolved.origins["num_replicas"].is_given:  # else a resumed run keeps its number, whatever the machine has
-            resolved = with_replicas(resolved, custom)
+            resolved = with_replicas(resolved, parts)
         # With other replicas the batch of a step must stay: accumulation makes up for the difference.
-        resolved = with_absolute_paths(with_batch_of(saved, resolved, custom))
-        planned = refuse_other_run(saved, resolved, custom)
+        resolved = with_absolute_paths(with_batch_of(saved, resolved, parts))
+        planned = refuse_other_run(saved, resolved, parts)
         directory = layout(before.path, resolved.config)
 
         def find() -> Restored:
@@ -198,7 +201,7 @@ def resume(
         if custom is NOTHING and group.broadcast(group.on_first_process(lambda: has_finished(restored, steps))):
             group.on_first_process(lambda: upload_rest(resolved.config.logging.log_dir, directory.path))
             return ended_result(directory.path)
-        return fit(resolved, restored, custom, began)
+        return fit(resolved, restored, parts, began)
 
 
 def _began() -> float:

@@ -13,7 +13,7 @@ from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.local_path import is_address, is_pattern, is_set_name, local_path
 from headrace.core.units import format_list
-from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, open_images, resolved_set
+from headrace.data.dataset import DataInfo, DataSet, find_set, open_images, resolved_set
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.image_source import decoded_source
 from headrace.data.sets.arrays import ImageSpec
@@ -243,8 +243,9 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
     data = resolved_set(config) if not named else config
     path = Path(data.dataset_path).expanduser()
     if data.dataset != "folder" or split_folder(path, TRAIN_NAMES):
-        refuse_other_classes(describe_dataset(data), spec.num_classes, spec.class_names)
-        opened = open_dataset(data, 0)
+        found = find_set(data)
+        refuse_other_classes(found.info(data), spec.num_classes, spec.class_names)
+        opened = found.open(data, 0)
         return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
     listing = list_classes(path, spec.class_names or None, data.label_pattern)
     samples = FileSamples(listing.root, list(listing.files), listing.labels)

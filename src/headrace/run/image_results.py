@@ -13,13 +13,12 @@ from headrace.config.load import override
 from headrace.config.schema import Config
 from headrace.core.files import write_atomic
 from headrace.data.augmentation.preprocess import preprocess
-from headrace.data.dataset import open_dataset
 from headrace.data.sets.source import Source
 from headrace.engine.devices import start_run_devices
 from headrace.report.images import THUMBNAIL, image_address, thumbnail
 from headrace.report.run_files import IMAGES_FILE
 from headrace.run.calibration import area_under_roc, calibration, notable_images, threshold_table, top_k
-from headrace.run.design import Design, design_run
+from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import read_run
 from headrace.run.prediction import Prediction, read_image, softmax
 from headrace.run.read_weights import read_weights
@@ -94,7 +93,7 @@ def _file_source(form: InputForm, files: Sequence[Path], labels: Sequence[int]) 
 def _predict_validation(weights: Weights, config: Config) -> tuple[Evaluated, Design, Source]:
     """Predict the validation split; return what is said of its images, the design, and the training split."""
     design = design_run(only_validating(config))
-    dataset = open_dataset(config.data, config.run.seed)
+    dataset = open_data(design)
     devices = start_run_devices(config.run, design.plan.validation.num_devices)
     logits = predict_all(design, dataset, devices, weights.raw)
     return _evaluated(weights, softmax(logits), dataset.validation), design, dataset.train

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 
 from headrace.config.load import Resolved
-from headrace.data.dataset import DataSet, open_dataset
+from headrace.data.dataset import DataSet
 from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed
 from headrace.engine.devices import run_in_calling_thread, start_run_devices
@@ -18,7 +18,7 @@ from headrace.engine.ready import Ready
 from headrace.job import current_group
 from headrace.run.benchmarks import BenchResult, call_rates, conditions, given_weights, latencies, refuse_less
 from headrace.run.choices import settle
-from headrace.run.design import Design, design_run
+from headrace.run.design import Design, design_run, open_data, with_set
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.training import Compiled, compiled_from
 from headrace.run.validator import make_forward_pass
@@ -40,10 +40,10 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     """Run `num_calls` + 1 calls back to back, the first untimed, then `num_requests` batches one by one."""
     refuse_less(1, steps_per_call=batches_per_call, num_calls=num_calls)
     refuse_less(0, num_requests=num_requests)
-    config = settle(resolved).config
-    group = current_group()
-    design = design_run(config, num_processes=group.num_processes)
-    dataset = open_dataset(config.data, config.run.seed)
+    found = with_set(resolved.config, absent_ok=True)
+    config, group = settle(resolved, found).config, current_group()
+    design = design_run(config, found, group.num_processes)
+    dataset = open_data(design)
     plan = design.plan.validation
     if plan.num_replicas == 1:
         run_in_calling_thread()

@@ -11,14 +11,13 @@ from headrace.config.checks import check_start
 from headrace.config.field import CHOSEN
 from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError, RunStopped
-from headrace.data.dataset import open_dataset
 from headrace.engine.devices import start_run_devices
 from headrace.engine.lr_curve import RunCurve
 from headrace.engine.optimizer import make_optimizer
 from headrace.job import current_group
 from headrace.run.benchmarks import given_weights, with_calls
 from headrace.run.choices import with_choices, with_drawn
-from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
+from headrace.run.design import NOTHING, CustomParts, Design, design_run, open_data, starting_state, with_set
 from headrace.run.start_weights import whitened_weights
 from headrace.run.training import Calls, open_feed
 
@@ -88,13 +87,14 @@ def find_learning_rate(
     if not current_group().is_alone:
         raise ConfigError("A learning rate is searched by one process.", remedy="Start it without a launcher.")
     check_start(resolved, has_weights=custom.weights is not None)
+    custom = with_set(resolved.config, custom, absent_ok=True)
     settled = with_choices(with_drawn(resolved), custom)
     config, planned = settled.config, design_run(settled.config, custom)
     design = _with_growing_rate(planned, num_steps, lowest, highest)
     # As many steps as asked for, also where the planned epochs have fewer.
     design = with_calls(design, _CALL_STEPS, -(-num_steps // _CALL_STEPS))
     config, plan = design.config, design.plan
-    dataset = custom.dataset or open_dataset(config.data, config.run.seed)
+    dataset = open_data(design)
     weights = given_weights(design) or whitened_weights(design, dataset, design.network.init(config.run.seed))
     devices = start_run_devices(config.run, plan.num_devices)
     calls = Calls(design, plan.feed, dataset, devices, 0)

@@ -54,7 +54,7 @@ from headrace.rows.optimizers.given import GIVEN, OptimizerFunction
 from headrace.run.callback_forms import CallbackLike, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Metrics, check_optimizer
-from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
+from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state, with_set
 from headrace.run.directory import checkpoints_of, from_saved, saved_form
 from headrace.run.exports.values import ExportOptions
 from headrace.run.exports.write import export_model
@@ -287,6 +287,7 @@ class Model:
     def _fit(
         self, resolved: Resolved, custom: CustomParts, resume: str | Path | None, asked: dict[str, Any]
     ) -> RunResult:
+        custom = with_set(resolved.config, custom, absent_ok=True)
         resolved = settle(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
         # Before anything is written: images of another shape would otherwise fail inside the network.

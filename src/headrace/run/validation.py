@@ -18,14 +18,13 @@ from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.process import tuned_interpreter
 from headrace.core.stored_copy import here
-from headrace.data.dataset import describe_dataset
 from headrace.engine.devices import start_run_devices
 from headrace.job import ProcessGroup, current_group
 from headrace.model.network import weights_like
 from headrace.rows.metrics import TOP1
 from headrace.rows.row import Metric
 from headrace.run.choices import definition_remarks, with_choices, with_definition
-from headrace.run.design import Design, design_run, open_data
+from headrace.run.design import Design, described, design_run, open_data, with_set
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.given_data import refuse_other_classes
 from headrace.run.memory_advice import advise_on_memory
@@ -80,8 +79,9 @@ def validate(
     given, group = dict(overrides or {}), current_group()
     found = _find_together(group, path, {"dry_run_steps": None, "eval_reduced_decoding": False} | given, which)
     config, checkpoints = found.resolved.config, found.checkpoints
-    alone = group.is_alone and describe_dataset(config.data).num_train  # else there is nothing to plan a training for
-    design = design_run(config if alone else only_validating(config), num_processes=group.num_processes)
+    parts = with_set(config)
+    alone = group.is_alone and described(config, parts).num_train  # else there is nothing to plan a training for
+    design = design_run(config if alone else only_validating(config), parts, group.num_processes)
     dataset = open_data(design)
     devices = start_run_devices(config.run, design.plan.validation.num_devices, group.num_processes)
     # Apart from the reports of training, which belong to the run's records.

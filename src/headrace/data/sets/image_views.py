@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.decoding.crop import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
-from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ViewSpec, decoded_source
 from headrace.data.decoding.working_source import working_source
 from headrace.data.sets.bad_samples import BadSamples
@@ -17,25 +14,13 @@ from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.source import Source
 
 _LARGE = 224  # the usual side
-_NUM_SIZED = 64  # images whose sizes decide the network's input size
 
 
 def image_size_of(images: ImageSet, data: Data) -> int:
     """Return the side of the network's square input: as configured, or fitted to the images."""
     if data.image_size is not None:
         return data.image_size
-    samples = images.train if len(images.train) else images.validation
-    count, sides = len(samples), []
-    # Spread over the set: the first ones may all be of one class.
-    for sample in np.unique(np.linspace(0, count - 1, min(count, _NUM_SIZED)).astype(int)).tolist():
-        try:
-            encoded = samples.content(sample).image
-            header = None if isinstance(encoded, np.ndarray) else read_header(encoded)
-        except BadImage:
-            continue
-        sides.append(min(encoded.shape[:2]) if header is None else min(header.height, header.width))
-    # The median: a few very large photographs must not decide.
-    typical = int(np.median(sides)) if sides else _LARGE
+    typical = images.typical_side or _LARGE
     # Multiples of 32, the total stride of most networks.
     return _LARGE if typical >= 200 else max(32, -(-typical // 32) * 32)
 

@@ -7,7 +7,6 @@ dataset's path or to the folder of the CSV file. Labels are names of classes; nu
 import csv
 import os
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,17 +56,10 @@ def read_csv_set(
 ) -> ClassFolders:
     """Return both splits of the images that a CSV file lists; anything inconsistent is a DataError with its line."""
     try:
-        facts = file.stat()
+        size = file.stat().st_size
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.", remedy="Check --labels.") from None
-    return _read(file, dataset_path, validation_split, columns or Columns(), (facts.st_size, facts.st_mtime_ns))
-
-
-@lru_cache(maxsize=4)  # a run describes, checks and opens its set
-def _read(
-    file: Path, dataset_path: str, validation_split: float, named: Columns, changed: tuple[int, int]
-) -> ClassFolders:
-    rows = _rows(file, changed[0], named)
+    rows = _rows(file, size, columns or Columns())
     root = _root(file, dataset_path, rows)
     _refuse_missing(file, root, rows)
     splits = {row.split for row in rows}

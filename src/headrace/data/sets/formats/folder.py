@@ -154,11 +154,7 @@ def list_classes(root: Path, class_names: tuple[str, ...] | None = None, pattern
     try:
         if pattern is not None:
             return _list_by_name(root, class_names, re.compile(pattern))
-        folders = _folders(root)
-        # Adding or removing a file changes the time of its folder, but not of those above it: deeper changes are not
-        # seen.
-        changed = tuple(folder.stat().st_mtime_ns for folder in (root, *folders))
-        return _list(root, class_names, changed)
+        return _list(root, class_names)
     except OSError as error:
         raise DataError(
             f"{error.filename or root} cannot be read: {error.strerror}.",
@@ -166,10 +162,7 @@ def list_classes(root: Path, class_names: tuple[str, ...] | None = None, pattern
         ) from None
 
 
-@lru_cache(maxsize=8)
-def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, ...]) -> Listing:
-    """List a folder; cached, because a run describes, checks and opens its set, and there may be a million names."""
-    del changed  # part of the key: a folder that changes is listed again
+def _list(root: Path, class_names: tuple[str, ...] | None) -> Listing:
     skipped = SkippedFiles()
     listed = {folder.name: sorted(_images(folder, skipped)) for folder in _folders(root)}
     found = {name: images for name, images in listed.items() if images or not _holds_runs(root / name)}

@@ -3,7 +3,6 @@
 import os
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -64,15 +63,12 @@ def fits(path: Path) -> bool:
 def read_npz_set(path: Path) -> TableSet:
     """Return the splits of a file of arrays; anything that is not images and labels is a DataError."""
     try:
-        facts = path.stat()
-        return _read_npz(path, (facts.st_size, facts.st_mtime_ns))
+        return _read_npz(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-@lru_cache(maxsize=2)
-def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
-    del changed  # part of the key
+def _read_npz(path: Path) -> TableSet:
     try:
         with zipfile.ZipFile(path) as archive:
             found = _stored_arrays(path, archive)
