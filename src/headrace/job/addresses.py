@@ -7,7 +7,6 @@ from headrace.core.errors import ConfigError
 
 FIRST_PORT, NUM_PORTS = 61440, 4096  # above the ephemeral ports of Linux (32768 to 60999)
 LOOPBACK = "127.0.0.1"
-TPU_PORT = 8476  # JAX's default on TPU pods
 
 
 def job_port(number: int) -> int:
