@@ -16,6 +16,7 @@ from headrace.core import store as stores
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.block_reader import SlowlyFetched
+from headrace.data.sets import catalog
 from headrace.data.sets import mirror as mirrors
 from headrace.data.sets.mirror import Mirror, listed, mirror_of
 from headrace.data.sets.stored_folders import Names
@@ -24,6 +25,7 @@ from headrace.data.sets.tfrecord_file import write_records
 from tests.core.s3_server import S3Server, running
 
 from .image_files import encode, smooth, write_classes
+from .small_sets import make_small, write_cifar_binary
 
 
 @pytest.fixture
@@ -281,6 +283,18 @@ def test_no_permission_is_said(server: S3Server, tmp_path: Path, capsys: pytest.
 def test_the_budget_of_the_disk_is_for_stores() -> None:
     with pytest.raises(ConfigError, match="dataset_disk_budget"):
         config_from({"dataset": "folder", "dataset_path": "/x", "dataset_disk_budget": "1GB"})
+
+
+def test_a_known_set_is_brought_as_a_whole(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = make_small("cifar10", 50, 20)
+    monkeypatch.setitem(catalog.KNOWN_SETS, "cifar10", small.row)
+    write_cifar_binary(small, tmp_path / "set")
+    serve(server, tmp_path / "set")
+    for name in ("auto", "cifar10"):
+        data = config_from({"dataset": name, "dataset_path": "s3://data/set"}).data
+        np.testing.assert_array_equal(open_dataset(data, 0).train.labels, small.labels["train"])
+    with pytest.raises(ConfigError, match="downloaded to this machine"):
+        config_from({"dataset": "cifar10", "dataset_path": "s3://data/set", "download": True})
 
 
 def test_one_file_of_the_web(server: S3Server, tmp_path: Path) -> None:

@@ -390,6 +390,12 @@ DATA_RULES = (
         )
         for name in ("labels", "validation_path", "label_pattern")
     ),
+    Rule(
+        broken=lambda facts: facts.config.data.download and is_address(facts.config.data.dataset_path),
+        problem=lambda facts: f"{facts.describe('download')}, and {facts.describe('dataset_path')}.",
+        rule="A dataset is downloaded to this machine.",
+        remedy="Leave one of them out.",
+    ),
     conflict(
         "dataset_disk_budget",
         "dataset_path",

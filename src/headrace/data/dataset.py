@@ -247,7 +247,7 @@ def resolved_set(data: Data) -> Data:
     """
     if data.dataset in IMAGE_DATASETS and (place := named_place(data.dataset_path)) is not None:
         data = replace(data, dataset_path=str(place))
-    if is_address(data.dataset_path) and data.dataset in IMAGE_DATASETS:
+    if is_address(data.dataset_path) and data.dataset not in ("digits", *SYNTHETIC_SETS) and not data.synthetic_on:
         budget = parse_bytes(data.dataset_disk_budget)
         data = replace(data, dataset_path=str(stand_in(data.dataset_path, budget)))
     if data.dataset in FOLDER_SETS:

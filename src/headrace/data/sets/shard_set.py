@@ -36,7 +36,8 @@ def set_of_shards(path: Path, data: Data, reader: ShardReader, files: list[Path]
         split_by = f"{len(files):,} and {len(validation):,} shards"
     else:
         # Names of files, not paths: the split stays the same when the dataset is moved.
-        names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
+        # One at a time: as a list they would take more memory than the index.
+        names = (f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True))
         held_out = hold_out(
             names, index.labels, data.validation_split, index.class_names, str(path), "shards of validation images"
         )

@@ -56,11 +56,11 @@ class Names(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), 1 << 16):
             ends = self._ends[first : first + (1 << 16)].tolist()
-            begin = int(self._ends[first - 1]) if first else 0
-            text = self._text[begin : ends[-1]].tobytes()
+            start = begin = int(self._ends[first - 1]) if first else 0
+            text = self._text[start : ends[-1]].tobytes()
             for end in ends:
-                yield text[: end - begin].decode()
-                text, begin = text[end - begin :], end
+                yield text[begin - start : end - start].decode()
+                begin = end
 
 
 @dataclass(frozen=True, kw_only=True)
