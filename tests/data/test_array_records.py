@@ -78,7 +78,7 @@ def test_damage_is_named(folder, monkeypatch):
     with pytest.raises(DataError, match="A label is 7, but there are 2 class names"):
         open_dataset(data, 0)
     write(folder / "bugs-train.array_record-00001-of-00002", [b"no example"])
-    with pytest.raises(DataError, match="records from 0: they cannot be read|the label in kind is None"):
+    with pytest.raises(DataError, match=r"records from 0: they cannot be read|the label in kind is None"):
         open_dataset(data, 0)
     (folder / "bugs-train.array_record-00001-of-00002").write_bytes(b"no array record at all")
     with pytest.raises(DataError, match="is no good ArrayRecord"):

@@ -3,9 +3,11 @@
 import importlib.util
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,7 +47,8 @@ def write_shards(folder: Path, names: list[str], first: int = 0) -> None:
 
 def opened(**options: Any) -> tuple[list[str], list[int], str]:
     """Return the names of the training images, their labels and the place of a set."""
-    data = config_from({"dataset": "auto", "image_size": 32, **options}).data
+    named = {} if "dataset" in options else {"dataset": "auto"}
+    data = config_from({**named, "image_size": 32, **options}).data
     found = open_dataset(data, 0)
     assert found.train.name is not None
     names = [Path(found.train.name(number)).name for number in range(len(found.train))]
@@ -178,3 +181,34 @@ def test_a_set_of_tfds_needs_its_package(monkeypatch):
         named_place("tfds:mnist")
     with pytest.raises(ConfigError, match="names no dataset"):
         named_place("tfds:mni st")
+
+
+def test_a_set_of_tfds_is_prepared_once(tmp_path, monkeypatch):
+    """With a stand-in for the package, which needs TensorFlow to prepare images; what it prepares is read elsewhere."""
+    done: list[str] = []
+
+    class Builder:
+        data_path = tmp_path / "shards"
+
+        def is_prepared(self) -> bool:
+            return self.data_path.exists()
+
+        def download_and_prepare(self) -> None:
+            done.append("prepared")
+            write_shards(self.data_path, ["train-0.tar", "val-0.tar"])
+
+    def builder(name: str) -> Builder:
+        if name != "bugs":
+            raise ValueError(f"Dataset {name} was not found.\nIt may be elsewhere.")
+        return Builder()
+
+    package = ModuleType("tensorflow_datasets")
+    vars(package)["builder"] = builder
+    package.__spec__ = importlib.util.spec_from_loader("tensorflow_datasets", None)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", package)
+    assert len(opened(dataset_path="tfds:bugs")[1]) == 4
+    named_place.cache_clear()
+    assert len(opened(dataset="tfds:bugs")[1]) == 4
+    assert done == ["prepared"]
+    with pytest.raises(DataError, match=r"TFDS cannot prepare moths: Dataset moths was not found\."):
+        named_place("tfds:moths")

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,19 @@ from PIL import Image
 
 import headrace as hr
 from headrace.cli.main import main
+from headrace.core import store as stores
+from headrace.core import stored_copy
 from headrace.core.errors import ConfigError
 from headrace.report.model_card import MARK
 from headrace.report.run_summary import wilson_interval
+from headrace.run import stored_run
 from headrace.run.fit import train
 from headrace.telemetry.records import ValidationRecord
 from headrace.weights.hub_upload import refuse_unable
 from headrace.weights.repository import crop_share
 from headrace.weights.weight_file import read_file
 from tests.core.file_server import serving, without_proxies
-from tests.data.image_files import write_classes
+from tests.data.image_files import encode, smooth, write_classes
 from tests.weights.hub_server import Hub
 
 needs_client = pytest.mark.skipif(
@@ -201,3 +205,35 @@ def test_timm_gets_the_shorter_side_from_the_share():
         for shorter in range(size, size + 80, 7):
             form: Any = SimpleNamespace(image_hwc=(size, size, 3), resized_side=shorter)
             assert math.floor(size / crop_share(form)) == shorter
+
+
+@needs_client
+def test_from_a_bucket_to_a_pushed_model(hub, tmp_path, monkeypatch, capsys):
+    """Shards in a bucket, the run in a bucket, the model on the hub, and a prediction on a machine that has nothing."""
+    pytest.importorskip("s3fs")
+    from tests.core.s3_server import running
+    from tests.data.test_named_places import write_shards
+
+    for module in (stored_run, stored_copy):
+        monkeypatch.setattr(module, "cache_directory", lambda: tmp_path / "runs")
+    monkeypatch.setattr(stores, "_FIRST_WAIT_SECONDS", 0.01)
+    write_shards(tmp_path / "shards", ["train-0.tar", "train-1.tar", "train-2.tar", "train-3.tar", "val-0.tar"])
+    (tmp_path / "shards/classes.txt").write_text("ant\nbee\n")
+    with running(monkeypatch) as bucket:
+        for file in (tmp_path / "shards").iterdir():
+            bucket.buckets["data"][f"bugs/{file.name}"] = file.read_bytes()
+        words = ["--model", "toy_model_bn", "--image-size", "32", "--batch-size", "8", "--epochs", "2"]
+        assert main(["train", "s3://data/bugs", *words, "--output", "s3://data/runs/one", "--progress", "plain"]) == 0
+        assert any(name.startswith("runs/one/checkpoints/") for name in bucket.buckets["data"])
+        assert main(["push", "s3://data/runs/one", "me/bugs"]) == 0
+    said = capsys.readouterr().out
+    assert f"pushed: {hub.url}/me/bugs" in said
+    card = hub.repositories["me/bugs/README.md"].decode()
+    assert "bugs: 16 images to train on, 4 to validate with." in card
+    assert "of 4 images" in card
+    assert "s3://" not in card, "a bucket is nobody else's business"
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "new.jpg").write_bytes(encode(smooth(50, 40, seed=77)))
+    assert main(["predict", "--weights", "hf:me/bugs", str(tmp_path / "new.jpg"), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert {entry["class"] for entry in row["predictions"]} == {"ant", "bee"}

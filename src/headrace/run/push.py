@@ -14,7 +14,7 @@ from headrace.report.run_files import read_files
 from headrace.run.exports.values import ExportOptions
 from headrace.run.exports.write import export_model
 from headrace.weights.hub_upload import Pushed, refuse_unable, upload
-from headrace.weights.named import CONFIG_FILE, WEIGHTS_FILE
+from headrace.weights.named import CONFIG_FILE, WEIGHTS_FILE, path_of
 from headrace.weights.repository import repository_config, timm_architecture
 from headrace.weights.weights import Weights, flat_weights
 
@@ -76,7 +76,7 @@ def write_repository(weights: Weights, run: Path | None, options: PushOptions, f
 
 def run_of(name: str, weights: Weights) -> Path | None:
     """Return the directory of the run that made the weights, None where there is none."""
-    places = [Path(name).expanduser(), *([weights.path.parent.parent] if weights.path else [])]
+    places = [path_of(name), *([weights.path.parent.parent] if weights.path else [])]
     return next((place for place in places if (place / "config.json").is_file()), None)
 
 

@@ -349,8 +349,10 @@ def _kept(data: Iterable[Any]) -> list[Item]:
                 f"The iterable has more than {format_bytes(KEPT_BYTES)} of images: {len(items):,} fit.",
                 rule="An iterable is read once and kept in memory, so that every epoch has another order and a resumed "
                 "run sees the same images.",
-                remedy="Give an object with len(data) and data[i], or write the images as files or tar shards and give "
-                "their path; itertools.islice(data, 1000) takes the first 1000.",
+                remedy="""For example:
+    model.fit(hr.Stream(make_items, length=1_000_000, num_classes=10), validation_data=val)
+    model.fit(dataset, validation_data=val)  # with len(dataset) and dataset[i]
+    model.fit(itertools.islice(data, 1000), validation_split=0.1)""",
             )
         items.append(item)
     if not items:
