@@ -107,6 +107,19 @@ def test_gpu_programs_get_known_options_unless_xla_flags_set_them(monkeypatch):
     assert common_options() == {"xla_allow_excess_precision": False}
 
 
+def test_gradients_of_several_gpus_are_exchanged_in_parts(monkeypatch):
+    name = "xla_gpu_all_reduce_combine_threshold_bytes"
+    assert name not in compiler_options(Compiler(), exchanging=True), "only GPUs have it"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert name not in compiler_options(Compiler())
+    assert compiler_options(Compiler(), exchanging=True)[name] == 8 << 20
+    given = Compiler(max_cross_replica_buffer_size=1 << 20)
+    assert compiler_options(given, exchanging=True)[name] == 1 << 20
+    monkeypatch.setenv("XLA_FLAGS", f"--{name}=5")
+    assert name not in compiler_options(Compiler(), exchanging=True)
+
+
 class Refusing:
     """A lowered program that XLA refuses with some options, or that fails when it first runs with them."""
 

@@ -1,5 +1,6 @@
 """Joined vectors: the same training as with every tensor on its own, and the same state outside of the call."""
 
+import re
 from functools import partial
 
 import jax
@@ -9,13 +10,24 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.config.schema import Config
+from headrace.engine.call_loop import make_call
+from headrace.engine.devices import replica_mesh
 from headrace.engine.optimizer import Update, make_optimizer, update_kinds
 from headrace.engine.packing import make_packing
-from headrace.engine.step import is_moved, with_packing
+from headrace.engine.step import is_moved, make_step, with_packing
 from headrace.engine.trainable import EVERYTHING, Trainable
 from headrace.model.norm import NormSpec
 
-from ..harness import OPTIONS, assert_close, first_state, make_samples, make_spec, small_residual, train_steps
+from ..harness import (
+    OPTIONS,
+    assert_close,
+    first_state,
+    make_block,
+    make_samples,
+    make_spec,
+    small_residual,
+    train_steps,
+)
 
 NETWORK = small_residual(NormSpec())
 LARS = config_from(
@@ -70,6 +82,33 @@ def test_training_is_the_same(options, count):
     plain = train_steps(config, NETWORK, images, labels, replicas=1, count=count)
     joined = train_steps(config, NETWORK, images, labels, replicas=1, count=count, packing=packing)
     assert_close(joined, plain)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_replicas_train_the_same(count):
+    config = config_from(OPTIONS)
+    images, labels = make_samples()
+    _, packing = spec_and_packing(config)
+    plain = train_steps(config, NETWORK, images, labels, replicas=2, count=count)
+    joined = train_steps(config, NETWORK, images, labels, replicas=2, count=count, packing=packing)
+    assert_close(joined, plain)
+
+
+def test_gradients_are_exchanged_before_they_are_joined():
+    config = config_from(OPTIONS)
+    images, labels = make_samples()
+    _, packing = spec_and_packing(config)
+    sums = {}
+    for count in (1, 2):
+        spec = make_spec(config, NETWORK, images.shape[1], replicas=2, count=count, packing=packing)
+        mesh = replica_mesh(jax.devices()[:2])
+        block = make_block(images, labels, count)
+        call = make_call(make_step(spec), mesh, block, packing)
+        lowered = call.lower(first_state(spec), None, block, np.array([0, 1], np.int32))
+        # Of what is as large as a gradient: shapes with more than one number.
+        sums[count] = len(re.findall(r"stablehlo.all_reduce.*?\(tensor<\d+x[^)]*\) ->", lowered.as_text(), re.DOTALL))
+    # Each as the backward pass makes it; after a loop over micro batches all of them are there, joined.
+    assert sums[1] > sums[2] > 0
 
 
 def test_frozen_norms_and_rates_of_their_own_stay_apart():

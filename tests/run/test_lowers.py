@@ -12,6 +12,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.engine.ahead import devices_of, read_target
+from headrace.engine.pipeline.step_plan import LoweredSteps
 from headrace.ops.tracing import made_for
 from headrace.run.ahead import compile_ahead, lower_ahead
 from headrace.run.design import design_run
@@ -52,7 +53,8 @@ def lowered_texts(case, name):
     target = read_target(name)
     with made_for(target):
         for each in lower_ahead(designed(case, 4), jax.devices()[:4]):
-            programs = [each.lowered] if hasattr(each.lowered, "as_text") else each.lowered.programs.values()
+            steps = each.lowered
+            programs = steps.programs.values() if isinstance(steps, LoweredSteps) else [steps]
             yield from (program.as_text() for program in programs)
 
 

@@ -73,7 +73,7 @@ def add_compiler(platform: str, library: Path) -> None:
     JAX finds plugins by itself, but one that sees no device of its kind may withdraw.
     """
     from jax._src import xla_bridge
-    from jax._src.lib import xla_client
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
     options = {**xla_client.generate_pjrt_gpu_plugin_options(), "platform_name": platform.upper()}
     xla_bridge.register_plugin(platform, priority=-1, library_path=str(library), options=options)

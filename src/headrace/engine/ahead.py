@@ -139,7 +139,7 @@ def read_target(text: str) -> Target:
             raise ConfigError(
                 f"target is {text}.",
                 rule=f"A machine has 1 to {gpu.per_host} GPUs; the number of machines is written in front.",
-                remedy=f"{count // gpu.per_host}x{kind}x{gpu.per_host}" if full else None,
+                remedy=f"{count // gpu.per_host}x{kind}x{gpu.per_host}" if full else "",
             )
         return Target(
             platform="gpu",

@@ -135,9 +135,19 @@ def describe(compiler: Compiler, backend: str) -> dict[str, Options]:
     return {name: options for name, options in found.items() if options}
 
 
-def compiler_options(compiler: Compiler) -> dict[str, Any]:
-    """Return the XLA options for the target, without those that this JAX does not know."""
-    options: dict[str, Any] = {}
+# Gradients that replicas exchange while the backward pass goes on are added up in parts of about this size; XLA's own
+# are 30 MiB. Compiled for eight H200, 80 instead of 40 % of a ResNet-18's bytes are sent beside convolutions.
+_BUCKETS: Options = {"xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
+
+
+def compiler_options(compiler: Compiler, *, exchanging: bool = False) -> dict[str, Any]:
+    """Return the XLA options for the target, without those that this JAX does not know.
+
+    `exchanging`: replicas exchange gradients while the backward pass goes on.
+    """
+    set_already = os.environ.get("XLA_FLAGS", "")
+    buckets = _BUCKETS if exchanging and target().platform == "gpu" else {}
+    options = {name: value for name, value in buckets.items() if name not in set_already}
     for row in describe(compiler, target().platform).values():
         options |= row
     # An unknown name would end the compilation with an error; `describe_compiler_options` reports it instead.

@@ -250,6 +250,25 @@ def collectives(text: str) -> list[Collective]:
     return [Collective(kind=kind, count=len(sizes), num_bytes=sum(sizes)) for kind, sizes in found.items()]
 
 
+def share_beside_work(text: str) -> float | None:
+    """Return the share of the bytes of sums that a scheduled module sends while convolutions or products run.
+
+    None where it has none. Instructions of a scheduled computation are in the order in which they start.
+    """
+    program, sent, beside = parse_program(text), 0, 0
+    for names in program.computations.values():
+        own = [program.instructions[name] for name in names]
+        work = [place for place, name in enumerate(names) if program.kind(name) in (CONVOLUTION, PRODUCT)]
+        ends = {each.operands[0]: place for place, each in enumerate(own) if each.opcode == "all-reduce-done"}
+        for place, each in enumerate(own):
+            if each.opcode not in ("all-reduce", "all-reduce-start"):
+                continue
+            size = shape_bytes(each.shape)
+            sent += size
+            beside += size * any(place < at < ends.get(each.name, place) for at in work)
+    return beside / sent if sent else None
+
+
 def _num_elements(shape: str) -> int:
     return sum(_size(dims) for _, dims in _SHAPE.findall(shape))
 

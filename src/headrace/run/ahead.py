@@ -13,7 +13,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.engine.ahead import compiler_of, devices_of
 from headrace.engine.forward import WholeForward, sums_with
-from headrace.engine.hlo_text import Collective, collectives
+from headrace.engine.hlo_text import Collective, collectives, share_beside_work
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.evaluate_stages import StagedEvaluation
 from headrace.engine.pipeline.step_plan import LaunchPlan, LoweredSteps
@@ -33,6 +33,7 @@ class AheadProgram:
     donated_bytes: int  # of the arguments, in which outputs are written
     estimated_bytes: int | None  # by the plan
     collectives: tuple[Collective, ...]
+    beside_work: float | None  # share of the bytes of all-reduces that are sent while convolutions run; None: none are
     flops: float | None  # each loop's body counted once; None: this compiler does not say
     seconds: float  # of compiling
 
@@ -187,6 +188,7 @@ def _compiled(given: _Input) -> AheadProgram:
     begin = time.perf_counter()
     compiled = given.lowered.compile(compiler_options=dict(given.options) or None)
     memory: Any = compiled.memory_analysis()
+    text = compiled.as_text() or ""
     cost = compiled.cost_analysis()
     return AheadProgram(
         purpose=given.purpose,
@@ -195,7 +197,8 @@ def _compiled(given: _Input) -> AheadProgram:
         output_bytes=memory.output_size_in_bytes,
         donated_bytes=memory.alias_size_in_bytes,
         estimated_bytes=given.estimated_bytes,
-        collectives=tuple(collectives(compiled.as_text() or "")),
+        collectives=tuple(collectives(text)),
+        beside_work=share_beside_work(text),
         flops=float(cost["flops"]) if isinstance(cost, dict) and cost.get("flops", 0) > 0 else None,
         seconds=time.perf_counter() - begin,
     )
@@ -222,7 +225,8 @@ def describe_ahead(ahead: Ahead) -> list[str]:
             lines.append(f"  {_estimated(each.estimated_bytes, each.total_bytes)}")
         exchanged = [f"{one.count} {one.kind} of {format_bytes(one.num_bytes)}" for one in each.collectives]
         if alone or exchanged:
-            lines.append(f"  exchanges in the program's text: {', '.join(exchanged) or 'none'}")
+            beside = f"; {each.beside_work:.0%} of the bytes of sums beside convolutions" if each.beside_work else ""
+            lines.append(f"  exchanges in the program's text: {', '.join(exchanged) or 'none'}{beside}")
         if alone:
             said = f"{format_count(round(each.flops), short=True)}FLOP" if each.flops else "not said by this compiler"
             lines.append(f"  operations, of each loop's body once: {said}")

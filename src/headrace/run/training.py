@@ -235,8 +235,14 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         cpu_kernels=config.compiler.cpu_kernels,
         histograms=config.logging.histograms,
         streams=config.batch.stream_results,
-        compiler_options=tuple(compiler_options(design.compiler).items()),
+        compiler_options=tuple(compiler_options(design.compiler, exchanging=exchanges_early(design)).items()),
     )
+
+
+def exchanges_early(design: Design) -> bool:
+    """Say whether replicas exchange gradients in the program of whole steps, as the backward pass makes them."""
+    batch = design.plan.batch
+    return batch.num_replicas > 1 and batch.gradient_accumulation_count == 1 and design.plan.whole_steps
 
 
 def smoothing_over_all(learning: Learning, num_classes: int) -> float:
