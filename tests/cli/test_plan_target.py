@@ -183,3 +183,17 @@ def test_a_network_is_compiled_for_gpus_that_are_not_here(name):
         design = design_run(config_from(options | {"model_name": "cifar_resnet8", "num_replicas": 2}))
         training, _ = planned_ahead(design, target).programs
     assert [each.kind for each in training.collectives] == ["all-reduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not has("jax-cuda13-pjrt"), reason="the extra aot-cuda is not installed")
+@pytest.mark.parametrize(("name", "batch"), [("resnet18", 256), ("resnet50", 128)])
+def test_the_estimate_is_within_five_percent_of_the_compilers(name, batch):
+    # A sample of the table of docs/explanation/planning.md.
+    target = read_target("h200x1")
+    options = {"dataset": "synthetic", "image_size": 224, "num_classes": 1000, "micro_batch_size": batch}
+    more = {"num_samples": 8 * batch, "precision": "16.32", "validation": False, "num_replicas": 1}
+    with made_for(target):
+        (training,) = planned_ahead(design_run(config_from(options | more | {"model_name": name})), target).programs
+    assert training.estimated_bytes == pytest.approx(training.total_bytes, rel=0.05)
