@@ -111,7 +111,7 @@ def conditions(config: Config, compiled: Compiled, devices: list[Any]) -> Condit
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchResult:
+class BenchedCalls:
     """What all benchmarks report: the conditions and the rates of the calls after the first."""
 
     mode: ClassVar[str]
@@ -142,7 +142,7 @@ def latencies(seconds: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchResult(BenchResult):
+class BenchResult(BenchedCalls):
     """The throughput of training."""
 
     mode: ClassVar[str] = "training"

@@ -16,7 +16,7 @@ from headrace.engine.devices import run_in_calling_thread, start_run_devices
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.engine.ready import Ready
 from headrace.job import current_group
-from headrace.run.benchmarks import BenchResult, call_rates, conditions, given_weights, latencies, refuse_less
+from headrace.run.benchmarks import BenchedCalls, call_rates, conditions, given_weights, latencies, refuse_less
 from headrace.run.choices import settle
 from headrace.run.design import Design, design_run, open_data, with_set
 from headrace.run.memory_advice import advise_on_memory
@@ -26,7 +26,7 @@ from headrace.telemetry.call_reader import CallReader
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceResult(BenchResult):
+class InferenceResult(BenchedCalls):
     """The throughput of inference, and the latencies of single batches (empty where none were requested)."""
 
     mode: ClassVar[str] = "inference"
