@@ -184,6 +184,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(fitted, photos, tmp_path):
         (lambda: model.evaluate(photos, steps=0), "steps is 0"),
         (lambda: model.evaluate(photos, weights="ema"), "weights is 'ema'"),
         (lambda: model.predict(7), "The images are a int"),
+        (lambda: model.save(tmp_path / "m.keras"), "m.keras, the name of a file.*writes a directory.*export"),
         (lambda: model.predict(photos / "val", batch_size=0), "batch_size is 0"),
         (lambda: train(anything({"num_epochs": 3})), r"train was given a dict.*headrace\.Model"),
     ]
@@ -284,3 +285,14 @@ def test_a_prediction_is_explained_alike_in_each_form_of_the_image(fitted, photo
         model.explain(found.pixels, "nothing")
     with pytest.raises(DataError, match="cannot be read"):
         model.explain(b"no image")
+
+
+def test_labels_that_begin_at_1_are_remarked_on(tmp_path):
+    digits = read_digits()["train"]
+    images, labels = digits.images[:64], digits.labels[:64] % 2 + 1
+    model = Model("toy_model_bn", log_dir=str(tmp_path), **SMALL)
+    run = model.fit(images, labels, epochs=1, steps_per_epoch=1)
+    told = "0 (label 0) has no training images, and every other class has: labels count from 0, so 3 classes"
+    assert told in (run.directory / "log.txt").read_text()
+    other = model.fit(images, 2 * (labels - 1), epochs=1, steps_per_epoch=1)
+    assert "labels count from 0" not in (other.directory / "log.txt").read_text()

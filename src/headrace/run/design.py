@@ -315,7 +315,14 @@ def digest_of_dataset(identity: Mapping[str, Mapping[str, Any]], class_names: Se
 
 def uneven_remarks(config: Config, info: DataInfo) -> tuple[str, ...]:
     """Say that a run trains on uneven classes, with the options that would help, unless it has one of them already."""
-    if config.data.balanced_sampling or config.learning.class_weights or not config.run.training:
+    if not config.run.training:
+        return ()
+    if info.train_counts and not info.train_counts[0] and all(info.train_counts[1:]):
+        first = (
+            f"{info.class_names[0]} (label 0) has no training images, and every other class has: labels count from 0"
+        )
+        return (f"{first}, so {len(info.train_counts)} classes are trained.",)
+    if config.data.balanced_sampling or config.learning.class_weights:
         return ()
     weights, sampling = EVEN_OUT
     fitting = [weights] if config.learning.loss == "cross_entropy" else []

@@ -572,6 +572,13 @@ class Model:
         """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
         self._load_given_weights()
         trained, path = self._need_weights("save"), local_path(path)
+        if path.suffix in (".keras", ".h5", ".pth", ".pt", ".onnx", ".safetensors", ".stablehlo"):
+            raise ConfigError(
+                f"save was given {path.name}, the name of a file.",
+                rule="It writes a directory, a checkpoint for Headrace.",
+                remedy=f"Leave the suffix out; for other programs there is model.export({path.stem!r} + '.onnx'), also "
+                ".safetensors and .pth.",
+            )
         if not current_group().is_first:
             return path
         refuse_replacing(path)
