@@ -87,6 +87,13 @@ def test_a_pipeline_gives_the_weights_of_one_device(name, mapping, replicas, cou
         np.testing.assert_allclose(metrics["grad_norm"], wanted_metrics["grad_norm"], rtol=1e-5)
     for part in ("params", "stats", "opt", "ema"):
         assert_close(states[0][part], wanted[part], 1e-5)
+    # Its programs are others: what they add up in another order may differ in the last bits.
+    split = make_stages(config, network, samples[0], replace(stages, schedule="ZeroBubble"))[1]
+    state, metrics = run_stages(spec, split, *samples)
+    assert split.peaks == split.table.peak_by_node()
+    np.testing.assert_allclose(metrics["grad_norm"], wanted_metrics["grad_norm"], rtol=1e-5)
+    for part in ("params", "stats", "opt", "ema"):
+        assert_close(state[part], wanted[part], 1e-5)
     for other in states[1:]:  # schedules agree bit for bit
         for a, b in zip(jax.tree.leaves(states[0]), jax.tree.leaves(other), strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()

@@ -47,7 +47,7 @@ def test_spellings(line, wanted):
     ("line", "told"),
     [
         ("--pipeline-s 3", "could be several options"),
-        ("--pipeline-schedule zigzag", "Possible: Grouped, Interleaved, Sequential, GPipe"),
+        ("--pipeline-schedule zigzag", "Possible: Grouped, Interleaved, Sequential, GPipe, ZeroBubble"),
         ("--device-mapping 0 x --num-pipeline-stages 2", "not a list of whole numbers"),
         ("--device-mapping 0 1.5 --num-pipeline-stages 2", "not a list of whole numbers"),
         ("--num-pipeline-stages 0", "must be 1 or more"),

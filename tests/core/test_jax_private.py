@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from headrace.core import jax_private
@@ -66,6 +68,15 @@ def test_arguments_of_a_vjp() -> None:
     assert len(jax.tree.leaves(dropped)) < kept, "the result of jax.vjp has no args_res any more"
     for found, wanted in zip(jax_private.with_arguments(dropped, (x, w))(1.0), expected, strict=True):
         assert found.tolist() == wanted.tolist()
+
+
+def test_an_equation_runs_on_values() -> None:
+    closed = jax.make_jaxpr(lambda x: jax.nn.relu(jnp.sort(x)) * 2)(jnp.arange(3.0))
+    values: dict[Any, Any] = {closed.jaxpr.invars[0]: jnp.array([3.0, -1.0, 2.0])}
+    for each in closed.jaxpr.eqns:
+        given = [each_read.val if hasattr(each_read, "val") else values[each_read] for each_read in each.invars]
+        values.update(zip(each.outvars, jax_private.run_equation(each, given), strict=True))
+    np.testing.assert_array_equal(values[closed.jaxpr.outvars[0]], [0, 4, 6])
 
 
 @pytest.mark.parametrize("path", [path for path in SRC.rglob("*.py") if path.name != "jax_private.py"], ids=str)

@@ -12,7 +12,7 @@ from headrace.plan.schedule import Action, Node, Op, Order, Work, find_schedule,
 from headrace.plan.simulation import equal_stages, make_table, per_stage, simulate
 from headrace.plan.timeline import Timetable
 
-NAMES = ("Grouped", "Interleaved", "Sequential", "GPipe")
+NAMES = ("Grouped", "Interleaved", "Sequential", "GPipe")  # and ZeroBubble, which splits backward passes
 
 
 @st.composite
@@ -60,6 +60,40 @@ def test_every_schedule_does_all_work_once_in_order_whatever_the_mapping(name, w
         assert device == work.device_of[action.node]
         assert done.issuperset(earlier(action, work))
         done.add(action)
+
+
+@given(works(training=True), st.data())
+@settings(max_examples=100)
+def test_zero_bubble_does_gradients_of_weights_once_and_after_those_of_the_input(work, data):
+    times = st.lists(st.integers(1, 9), min_size=work.num_stages, max_size=work.num_stages)
+    table = make_table("ZeroBubble", work, per_stage(data.draw(times), data.draw(times)))
+    whole = {(a.node, a.op, a.micro) for a in work.actions()}
+    found = [(c.action.node, c.action.op, c.action.micro) for c in table.cells]
+    assert len(found) == len(set(found))
+    assert {each for each in found if each[1] is not Op.W} == whole
+    ended = {cell.action: cell.end for cell in table.cells}
+    late = [cell for cell in table.cells if cell.action.op is Op.W]
+    assert {(c.action.node, c.action.micro) for c in late} == {(n, m) for n, op, m in whole if op is Op.B and n.stage}
+    assert all(ended[Action(c.action.node, Op.B, c.action.micro)] <= c.start for c in late)
+    for cell in table.cells:
+        if cell.action.op is not Op.W:
+            assert all(ended[each] <= cell.start for each in earlier(cell.action, work))
+    for device in range(work.num_devices):
+        mine = [cell for cell in table.cells if cell.device == device]
+        assert all(a.end <= b.start for a, b in pairwise(mine))
+
+
+@pytest.mark.parametrize(("S", "G"), [(2, 4), (4, 4), (4, 8), (4, 16), (8, 16), (8, 9)])
+def test_zero_bubble_waits_a_third_as_long_as_interleaved(S, G):
+    """With halves as long as a forward pass: 3 G + (S - 1), where Interleaved takes 3 (G + S - 1); ZB-H1's closed form."""
+    table = make_table("ZeroBubble", Work(tuple(range(S)), G), equal_stages(1, 2))
+    assert table.total_time == 3 * G + S - 1
+    assert make_table("Interleaved", Work(tuple(range(S)), G), equal_stages(1, 2)).total_time == 3 * (G + S - 1)
+    assert table.peak_by_stage() == (S,) * S
+    assert table.peak_by_device() == (S,) * S
+    handed = table.peak_by_device(handed=1)
+    assert handed[0] == S, "the first stage keeps its backward pass whole"
+    assert all(S < each <= 2 * S for each in handed[1:])
 
 
 PEAKS = {
@@ -218,7 +252,7 @@ def test_work_that_cannot_be(mapping, micros):
 
 
 def test_names_in_any_case_and_the_nearest():
-    assert schedule_names() == NAMES
+    assert schedule_names() == (*NAMES, "ZeroBubble")
     assert find_schedule("gRoUpEd").name == find_schedule("Grouped").name == "Grouped"
     with pytest.raises(ConfigError, match="Did you mean Interleaved") as caught:
         find_schedule("interleave")

@@ -29,6 +29,7 @@ TABLES: dict[str, Timetable] = {
     "grouped": make_table("Grouped", FOUR),
     "interleaved": make_table("Interleaved", FOUR),
     "gpipe": make_table("GPipe", FOUR),
+    "zero-bubble": make_table("ZeroBubble", FOUR),
     "sequential": make_table("Sequential", Work((0, 1, 2, 3), 3)),
     "interleaved-backward-twice": make_table("Interleaved", Work((0, 1, 2), 4), equal_stages(1, 2)),
     "interleaved-unequal": make_table("Interleaved", Work((0, 1, 2), 3), per_stage([0.3, 0.4, 0.5], [0.6, 0.8, 0.9])),

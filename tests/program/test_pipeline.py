@@ -157,8 +157,18 @@ def test_concurrent_stages_likewise():
         (THREE, 3, {"device_mapping": [0, 1, 0], "pipeline_schedule": "interleaved"}),
         (THREE, 1, {"device_mapping": [0, 0, 0], "pipeline_schedule": "GPipe"}),
         (CONCURRENT, 3, {"device_mapping": [0, [0, 1], 1], "replicas": 2, "recomputation": True}),
+        (THREE, 4, {"pipeline_schedule": "ZeroBubble"}),
+        (CONCURRENT, 4, {"pipeline_schedule": "ZeroBubble", "device_mapping": [0, [1, 2], 2]}),
+        (CONCURRENT, 3, {"pipeline_schedule": "ZeroBubble", "replicas": 2, "recomputation": True}),
     ],
-    ids=["two devices", "one device, one micro batch", "replicas and recomputation"],
+    ids=[
+        "two devices",
+        "one device, one micro batch",
+        "replicas and recomputation",
+        "split",
+        "split, two",
+        "split, all",
+    ],
 )
 def test_mappings_counts_replicas_and_recomputation(stages, count, options):
     wanted, losses = plain_training(count, options.get("replicas", 1))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
 
 
-SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe")
+SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe", "ZeroBubble")
 
 
 def stages_of_splits(splits: tuple[str, ...]) -> int:

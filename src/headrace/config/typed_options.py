@@ -391,7 +391,7 @@ class Options(TypedDict, total=False):
     """The same as split_exclude_filter."""
     device_mapping: Sequence[int]
     """Device of each stage, such as 0 1 1 0; unset means one device per stage."""
-    pipeline_schedule: Literal["Grouped", "Interleaved", "Sequential", "GPipe"]
+    pipeline_schedule: Literal["Grouped", "Interleaved", "Sequential", "GPipe", "ZeroBubble"]
     """Order in which the stages process the micro-batches of a step."""
     recomputation: bool
     """Keep only the inputs of a stage for the backward pass, and recompute the rest."""

@@ -67,6 +67,17 @@ def with_arguments(vjp: Any, arguments: Sequence[Any]) -> Any:
     return vjp
 
 
+def run_equation(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Return the results of one equation of a jaxpr on these values."""
+    primitive = equation.primitive
+    bound = primitive.get_bind_params(equation.params)
+    # JAX 0.10 returns the parameters, newer ones functions beside them.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with equation.ctx.manager:
+        results = primitive.bind(*functions, *values, **params)
+    return list(results) if primitive.multiple_results else [results]
+
+
 def add_compiler(platform: str, library: Path) -> None:
     """Let JAX compile with a plugin for GPUs that are not here; its devices are not opened.
 

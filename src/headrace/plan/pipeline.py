@@ -127,7 +127,9 @@ class PipelinePlan:
 
     def activation_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
         """Return the peak of stored activations on each device; recomputation adds one recomputed segment."""
-        stored = self.table.peak_by_device(lambda node: self.stages[node.stage].kept_bytes(recomputation))
+        # Handed on are the gradients of the outputs of convolutions and dense layers: what is stored without
+        # recomputation has the same shapes.
+        stored = self.table.peak_by_device(lambda node: self.stages[node.stage].kept_bytes(recomputation), handed=1)
         again = [max(stage.segment_bytes for stage in stages) * recomputation for stages in self.stages_by_device()]
         return tuple(int(a + b) for a, b in zip(stored, again, strict=True))
 

@@ -1,14 +1,15 @@
 """Pipeline schedules as data: which action each device runs, and in which order.
 
 An action is written `2F0` (stage 2, forward, micro batch 0); `1bB3` is the backward pass of the second function of
-the concurrent stage 1, on micro batch 3. `Work` defines what has to run, `needs()` what an action depends on, and a
-row of SCHEDULES the order. `simulate()` (simulation.py) then assigns a time to every action.
+the concurrent stage 1, on micro batch 3; where backward passes are split, `2W0` is the half that nobody waits for.
+`Work` defines what has to run, `needs()` what an action depends on, and a row of SCHEDULES the order. `simulate()`
+(simulation.py) then assigns a time to every action.
 """
 
 import re
 import string
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -21,7 +22,8 @@ class Op(StrEnum):
     """What is done with a micro batch."""
 
     F = "F"  # the forward pass of one stage
-    B = "B"  # its backward pass: the gradients of its weights and of its input
+    B = "B"  # its backward pass: the gradients of its weights and of its input, or, split, of its input alone
+    W = "W"  # the other half of a split one: the gradients of its weights
 
 
 class Node(NamedTuple):
@@ -52,7 +54,7 @@ class Action(NamedTuple):
     @staticmethod
     def parse(text: str) -> "Action":
         """Return the action that prints as `text`."""
-        found = re.fullmatch(r"(\d+)([a-z]?)([FB])(\d+)", text.strip())
+        found = re.fullmatch(r"(\d+)([a-z]?)([FBW])(\d+)", text.strip())
         if found is None:
             raise ValueError(f"{text!r} is not an action such as 2F0 (stage 2, forward, micro batch 0) or 1bB3")
         return Action(Node(int(found[1]), found[2]), Op(found[3]), int(found[4]))
@@ -65,6 +67,7 @@ class Work:
     device_mapping: DeviceMapping
     num_micros: int
     training: bool = True
+    splits: bool = False  # backward passes are two actions; but at stage 0, for whose input nobody waits
 
     def __post_init__(self) -> None:
         mapping = self.device_mapping
@@ -105,14 +108,27 @@ class Work:
         ops = (Op.F, Op.B) if self.training else (Op.F,)
         for micro in range(self.num_micros):
             yield from (Action(node, op, micro) for op in ops for node in self.device_of)
+            yield from (Action(node, Op.W, micro) for node in self.device_of if self.is_split(node))
+
+    def is_split(self, node: Node) -> bool:
+        """Say whether the backward passes of a node are two actions."""
+        return self.training and self.splits and node.stage > 0
+
+    def frees(self, action: Action) -> bool:
+        """Say whether what the forward pass stored is needed no more after this action."""
+        return action.op is (Op.W if self.is_split(action.node) else Op.B)
 
 
 def needs(action: Action, work: Work) -> Iterator[Action]:
     """Yield the actions that must finish before this one can start. No other place defines a pipeline's dependencies.
 
     A forward pass needs the outputs of the previous stage. A backward pass needs what the forward passes of its stage
-    stored (all of them: the loss joins the functions of a concurrent last stage) and the gradients of the next stage.
+    stored (all of them: the loss joins the functions of a concurrent last stage) and the gradients of the next stage;
+    its second half needs the first.
     """
+    if action.op is Op.W:
+        yield Action(action.node, Op.B, action.micro)
+        return
     neighbour, same_stage = {Op.F: (-1, ()), Op.B: (1, work.stages[action.stage])}[action.op]
     for node in same_stage:
         yield Action(node, Op.F, action.micro)
@@ -144,7 +160,7 @@ class Size(NamedTuple):
     micros: int
 
 
-Ticks = tuple[int, int]
+Ticks = tuple[int, ...]  # of the forward and the backward pass; split, also of the second half
 
 
 def _grouped(size: Size, stage: int, micro: int) -> Ticks:
@@ -170,6 +186,14 @@ def _gpipe(size: Size, stage: int, micro: int) -> Ticks:
     return stage + micro, size.micros + 2 * (size.stages - 1) - stage + micro
 
 
+def _zero_bubble(size: Size, stage: int, micro: int) -> Ticks:
+    """As Interleaved; gradients of weights follow `stage` backward passes later, so that the last stages have work left
+    when the first gradients are still on their way down (ZB-H1 of Qi et al. 2024).
+    """
+    forward, backward = _interleaved(size, stage, micro)
+    return forward, backward, backward + 2 * stage
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """A way to order the work: the ticks at which a stage would run a micro batch forward and backward.
@@ -180,6 +204,7 @@ class Schedule:
 
     name: str
     ticks: Callable[[Size, int, int], Ticks]
+    splits: bool = False  # whether backward passes are two actions
     # (stages, training) -> what --strict-pipeline requires the number of micro batches to be a multiple of: the
     # reference system compiles whole turns of a ring with this many places.
     strict_multiple: Callable[[int, bool], int]
@@ -213,6 +238,13 @@ SCHEDULES: dict[str, Schedule] = {
             strict_multiple=lambda stages, training: 1,
             summary="all forward, then all backward; stores every micro batch",
         ),
+        Schedule(
+            name="ZeroBubble",
+            ticks=_zero_bubble,
+            splits=True,
+            strict_multiple=lambda stages, training: stages,
+            summary="gradients of inputs at once, those of weights later, where a device would wait; stores more",
+        ),
     )
 }
 
@@ -236,14 +268,15 @@ def find_schedule(name: str) -> Schedule:
 
 def make_order(schedule: str, work: Work) -> Order:
     """Return the order in which a schedule runs the work."""
-    ticks, size = find_schedule(schedule).ticks, Size(work.num_stages, work.num_micros)
+    row, size = find_schedule(schedule), Size(work.num_stages, work.num_micros)
+    work = replace(work, splits=row.splits)
 
     def when(action: Action) -> tuple[int, str, int, str]:
         # Within one tick of a device, backward comes first because it frees memory; then follow the data.
-        forward, backward = ticks(size, action.stage, action.micro)
+        forward, *backward = row.ticks(size, action.stage, action.micro)
         if action.op is Op.F:
             return forward, action.op, action.stage, action.node.branch
-        return backward, action.op, -action.stage, action.node.branch
+        return backward[action.op is Op.W], action.op, -action.stage, action.node.branch
 
     rows: list[list[Action]] = [[] for _ in range(work.num_devices)]
     for action in sorted(work.actions(), key=when):

@@ -45,9 +45,12 @@ def make_table(schedule: str, work: Work, durations: Durations | None = None, tr
 def simulate(order: Order, durations: Durations | None = None, transfer: float = 0) -> Timetable:
     """Return when each action runs (durations are 1 if None); `transfer` is the time between two devices.
 
+    A backward pass that is split takes half of its duration in each of its actions.
+
     Repeated, missing or misplaced actions and deadlocks raise ConfigError.
     """
-    durations = durations or equal_stages()
+    # Halves of a backward pass are what has length 1, where it is split.
+    durations = durations or equal_stages(backward=2 if order.work.splits and order.work.training else 1)
     _check_complete(order)
     work, device_of = order.work, order.work.device_of
     cells: dict[Action, Cell] = {}
@@ -65,6 +68,8 @@ def simulate(order: Order, durations: Durations | None = None, transfer: float =
                     for need in needs(action, work)
                 ]
                 start, duration = max([free[device], *arrivals]), durations(action)
+                if action.op is not Op.F and work.is_split(action.node):
+                    duration = duration // 2 if isinstance(duration, int) and duration % 2 == 0 else duration / 2
                 if duration <= 0:
                     raise ValueError(f"{action} takes {duration}: durations are above 0")
                 cells[action] = Cell(start, start + duration, device, action)

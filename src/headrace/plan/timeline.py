@@ -54,20 +54,25 @@ class Timetable:
         peaks = self.peak_by_node()
         return tuple(max(peaks[node] for node in nodes) for nodes in self.work.stages)
 
-    def peak_by_device(self, size_of: Callable[[Node], float] = lambda node: 1) -> tuple[float, ...]:
-        """Return the most that each device holds, where a micro batch of a node counts `size_of(node)`."""
+    def peak_by_device(self, size_of: Callable[[Node], float] = lambda node: 1, handed: float = 0) -> tuple[float, ...]:
+        """Return the most that each device holds, where a micro batch of a node counts `size_of(node)`.
+
+        The first half of a backward pass that is split hands on `handed` times as much to the second.
+        """
         device_of = self.work.device_of
         return tuple(
-            self._peak(lambda node, device=device: size_of(node) if device_of[node] == device else 0)
+            self._peak(lambda node, device=device: size_of(node) if device_of[node] == device else 0, handed)
             for device in range(self.work.num_devices)
         )
 
-    def _peak(self, size_of: Callable[[Node], float]) -> float:
+    def _peak(self, size_of: Callable[[Node], float], handed: float = 0) -> float:
         """Return the peak: a forward pass stores, a backward pass frees. Inference stores nothing."""
         stored = peak = 0
         for cell in self.cells if self.work.training else ():
             size = size_of(cell.action.node)
-            stored += size if cell.action.op is Op.F else -size
+            stored += (size if cell.action.op is Op.F else 0) - (size if self.work.frees(cell.action) else 0)
+            if self.work.is_split(cell.action.node) and cell.action.op is not Op.F:
+                stored += handed * (size if cell.action.op is Op.B else -size)
             peak = max(peak, stored)
         return peak
 

@@ -222,7 +222,7 @@ def pipeline(
         gradient_accumulation_count: micro batches per step; the weights change once, at its end.
         optimizer_function: takes the last stage's outputs, returns OptimizerOutput(optimizer, loss). None: inference.
         device_mapping: the device of each stage, a list for concurrent ones. None: one device for each function.
-        pipeline_schedule: Grouped, Interleaved, Sequential or GPipe. All give the same bits.
+        pipeline_schedule: Grouped, Interleaved, Sequential or GPipe, which give the same bits, or ZeroBubble.
         inputs: values that are the same for all micro batches of a run.
         infeed: gives every replica an element for each micro batch.
         outfeed: takes the last stage's outputs, one row for each micro batch.

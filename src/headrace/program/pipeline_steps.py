@@ -100,7 +100,10 @@ class PipelineSteps:
 
 
 def make_steps(spec: PipelineSpec) -> PipelineSteps:
-    nodes = {node: make_node(pipeline_node(traced, spec, node)) for node, traced in spec.nodes.items()}
+    nodes = {
+        node: make_node(pipeline_node(traced, spec, node), spec.table.work.is_split(node))
+        for node, traced in spec.nodes.items()
+    }
     updates = _make_updates(spec)
     builder = _Builder(spec, nodes, updates)
     return PipelineSteps(spec, nodes, updates, builder.build())

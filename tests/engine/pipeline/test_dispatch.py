@@ -294,3 +294,15 @@ def test_a_real_resnet_in_four_stages(samples):
     state, _ = train_pipelined(config, network, samples, Stages(cut=(1, 3, 5), mapping=(0, 1, 2, 3)))
     for part in ("params", "stats", "opt"):
         assert_close(state[part], one[part], 5e-5)
+
+
+def test_a_step_with_split_backward_passes_is_measured_action_by_action(samples):
+    stages = replace(THREE, schedule="ZeroBubble")
+    spec, dispatcher = make_stages(config_from(OPTIONS), small_residual(NormSpec()), samples[0], stages)
+    block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
+    measured = dispatcher.trace(dispatcher.place(first_state(spec)), None, block)
+    assert sorted(cell.action for cell in measured.cells) == sorted(dispatcher.table.work.actions())
+    ends = {cell.action: cell.end for cell in measured.cells}
+    late = [action for action in ends if action.op is Op.W]
+    assert len(late) == 2 * 2, "all stages but the first, two micro batches"
+    assert all(ends[action._replace(op=Op.B)] <= ends[action] for action in late)

@@ -260,15 +260,16 @@ def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Tim
     """Return the dispatcher for stages on a grid of devices [replica, device of the replica]."""
     device_of = table.work.device_of
     meshes = tuple(replica_mesh(list(devices[:, device_of[Node(number)]])) for number in range(len(stages)))
-    programs = tuple(kept(_make_stage, *given) for given in zip(stages, meshes, strict=True))
+    split = [table.work.is_split(Node(number)) for number in range(len(stages))]
+    programs = tuple(kept(_make_stage, *given) for given in zip(stages, meshes, split, strict=True))
     return Dispatcher(stages=tuple(stages), meshes=meshes, programs=programs, table=table)
 
 
-def _make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
+def _make_stage(stage: StageSpec, mesh: Mesh, split: bool) -> StagePrograms:
     like = part_of(stage)  # once: it draws the stage's weights
     return StagePrograms(
         like=like,
-        node=make_node(training_node(stage, mesh)),
+        node=make_node(training_node(stage, mesh), split),
         reduce=make_reduce(stage, mesh),
         update=make_update(stage, mesh, like),
         # Gathering is needed across processes only: within one, the host can read the pieces from all devices.

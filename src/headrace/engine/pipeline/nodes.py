@@ -10,6 +10,7 @@ pass) has a leading replica dim. Outputs and gradients of outputs are cut over t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -22,11 +23,14 @@ from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
 from headrace.engine.apply_blocks import KEPT
 from headrace.engine.compiler import OptionItems
+from headrace.engine.pipeline.split_gradient import SplitGradient
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.ops import PRODUCT, multiplying
 from headrace.plan.schedule import Node, Op, Work
 from headrace.plan.timeline import Timetable
 
+# The shape of something small that is there when a pass is done, whose sums are donated to the next one.
+_DONE = (1,)
 PRODUCTS, INPUTS, MARKED = "products", "inputs", "marked"  # what a node keeps from its forward to its backward pass
 
 
@@ -62,15 +66,17 @@ class NodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePrograms:
-    """The programs of a node; `fresh` and `backward` are there in training alone."""
+    """The programs of a node; `fresh` and `backward` are there in training alone, `weights` where that is split."""
 
     spec: NodeSpec
     forward: Program
     fresh: Program | None = None
     backward: Program | None = None
+    weights: Program | None = None
 
 
-def make_node(spec: NodeSpec) -> NodePrograms:
+def make_node(spec: NodeSpec, split: bool = False) -> NodePrograms:
+    """Return the programs of a node; `split` makes two of its backward pass."""
     inputs, gradients = (EACH,) * spec.num_inputs, (EACH,) * spec.num_gradients
     common: dict[str, Any] = {"compiler_options": spec.compiler_options}
     forward = on_mesh(
@@ -86,17 +92,37 @@ def make_node(spec: NodeSpec) -> NodePrograms:
     if spec.accumulation is None:
         return NodePrograms(spec=spec, forward=forward)
     rest = (ALL, *spec.source_specs) if spec.keeps == INPUTS else ()
+    fresh = on_mesh(
+        spec.mesh, lambda *given: _fresh(spec, *given), (ALL, ALL), (EACH, EACH), name=f"{spec.name}_fresh", **common
+    )
+    if split:
+        common |= {"exchanges": spec.exchanges}
+        return NodePrograms(
+            spec=spec,
+            forward=forward,
+            fresh=fresh,
+            backward=on_mesh(
+                spec.mesh,
+                _multiplying(spec, _backward_of_inputs),
+                (ALL, EACH, EACH, *rest, *inputs, *gradients),
+                (*(EACH,) * spec.num_inputs, EACH),
+                name=f"{spec.name}_backward",
+                **common,
+            ),
+            weights=on_mesh(
+                spec.mesh,
+                _multiplying(spec, _backward_of_weights),
+                (ALL, EACH, EACH, EACH, ALL, EACH, *rest, *inputs, *gradients),
+                (EACH, EACH),
+                donate=(3,),
+                name=f"{spec.name}_weights",
+                **common,
+            ),
+        )
     return NodePrograms(
         spec=spec,
         forward=forward,
-        fresh=on_mesh(
-            spec.mesh,
-            lambda *given: _fresh(spec, *given),
-            (ALL, ALL),
-            (EACH, EACH),
-            name=f"{spec.name}_fresh",
-            **common,
-        ),
+        fresh=fresh,
         backward=on_mesh(
             spec.mesh,
             _multiplying(spec, _backward),
@@ -210,22 +236,59 @@ def _backward(
 ) -> tuple[PyTree, ...]:
     """Return the gradients of each input, and the sums with this micro batch's weight gradients in."""
     assert spec.accumulation is not None
+    state, saved, totals = squeeze((state, saved, totals))
+    d_params, parts = _gradients(*_arguments(spec, params, state, saved, rest))
+    totals = accumulate(spec.accumulation, totals, d_params, number)
+    if spec.is_first:
+        return jnp.zeros(_DONE), expand(totals)
+    return *parts, expand(totals)
+
+
+def _backward_of_inputs(
+    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, *rest: PyTree
+) -> tuple[PyTree, ...]:
+    """Return the gradients of each input, and what the other half of the backward pass needs."""
+    state, saved = squeeze((state, saved))
+    kept, incoming = _arguments(spec, params, state, saved, rest)
+    parts, handed = _split(spec, kept, incoming).of_inputs(kept, incoming)
+    return *parts, expand(handed)
+
+
+def _backward_of_weights(
+    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, totals: PyTree, number: jax.Array, *rest: PyTree
+) -> tuple[PyTree, ...]:
+    """Return the sums with this micro batch's weight gradients in."""
+    assert spec.accumulation is not None
+    state, saved, totals, handed = squeeze((state, saved, totals, rest[0]))
+    kept, incoming = _arguments(spec, params, state, saved, rest[1:])
+    d_params = _split(spec, kept, incoming).of_weights(kept, incoming, handed)
+    return jnp.zeros(_DONE), expand(accumulate(spec.accumulation, totals, d_params, number))
+
+
+def _arguments(
+    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, rest: tuple[PyTree, ...]
+) -> tuple[PyTree, list[jax.Array]]:
+    """Return (what the backward pass differentiates with, the gradients of the outputs)."""
     rest, gradients = rest[: -spec.num_gradients], rest[-spec.num_gradients :]
     given, inputs = rest[: len(rest) - spec.num_inputs], rest[len(rest) - spec.num_inputs :]
-    state, saved, totals = squeeze((state, saved, totals))
     arguments = (params, state, inputs)
     if spec.keeps == INPUTS:
         arguments = (*arguments, given[0], given[1:])
     # Several nodes of the next stage may use one output: their gradients add up.
-    incoming = [sum(group[1:], group[0]) for group in zip(*gradients, strict=True)]
+    return (saved, arguments), [reduce(jnp.add, group) for group in zip(*gradients, strict=True)]
+
+
+def _split(spec: NodeSpec, kept: PyTree, incoming: list[jax.Array]) -> SplitGradient:
+    # Where convolutions are computed again, once is enough.
+    return SplitGradient(_gradients, kept, incoming, hands_all=spec.keeps != PRODUCTS)
+
+
+def _gradients(kept: PyTree, incoming: list[jax.Array]) -> tuple[PyTree, list[list[jax.Array]]]:
+    """Return the gradients of the weights and of each input."""
+    saved, arguments = kept
     d_params, _, d_inputs, *_ = with_arguments(saved, arguments)(incoming)
-    totals = accumulate(spec.accumulation, totals, d_params, number)
-    if spec.is_first:
-        # Something small that is there when the pass is done: the sums are donated to the next one.
-        return jnp.zeros((1,)), expand(totals)
     # Integer inputs (labels, masks) have gradients of type float0, which are no arrays that could be sent.
-    parts = [[d for d in jax.tree.leaves(d_input) if d.dtype != jax.dtypes.float0] for d_input in d_inputs]
-    return *parts, expand(totals)
+    return d_params, [[d for d in jax.tree.leaves(d_input) if d.dtype != jax.dtypes.float0] for d_input in d_inputs]
 
 
 # The passes of a step. Values are named (kind, node, ...); whoever makes the nodes provides what they read.
@@ -287,11 +350,24 @@ def add_passes(
             gradients = tuple(("gradients", later, node, micro) for later in work.stages[action.stage + 1])
         assert programs.backward is not None
         rest = (mine.fixed, *mine.source(micro)) if programs.spec.keeps == INPUTS else ()
+        kept = mine.params, before[node, micro], ("saved", node, micro)
+        if work.is_split(node):
+            handed = ("handed", node, micro)
+            if action.op is Op.B:
+                reads, writes = (*kept, *rest, *inputs, *gradients), [*_gradient_names(work, node, micro), handed]
+                builder.add(lane, programs.backward, reads, writes, action)
+            else:
+                assert programs.weights is not None
+                sums, done = (sums_of(node), mine.number(micro), handed), ("done", node, micro)
+                builder.add(
+                    lane, programs.weights, (*kept, *sums, *rest, *inputs, *gradients), [done, sums_of(node)], action
+                )
+            continue
         builder.add(
             lane,
             programs.backward,
             (
-                *(mine.params, before[node, micro], ("saved", node, micro), sums_of(node), mine.number(micro)),
+                *(*kept, sums_of(node), mine.number(micro)),
                 *(*rest, *inputs, *gradients),
             ),
             [*_gradient_names(work, node, micro), sums_of(node)],

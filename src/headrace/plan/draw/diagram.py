@@ -24,7 +24,8 @@ MARGIN, HEAD, ROW, GAP, TITLE, AXIS = 16, 52, 26, 4, 30, 30
 MAX_TIME_WIDTH, COLUMN = 1100, 34
 LETTER = {11: 7.0, 9: 5.8}  # font size -> approximate character width: labels are drawn only where they fit
 
-HUES = {Op.F: 0.59, Op.B: 0.08}  # blue and orange, which color-blind readers can tell apart
+HUES = {Op.F: 0.59, Op.B: 0.08, Op.W: 0.45}  # blue, orange and green, which color-blind readers can tell apart
+NAMES = {Op.F: "forward", Op.B: "backward", Op.W: "weights"}
 NUM_SHADES = 4
 MICROSECONDS = {"ticks": 1e3, "seconds": 1e6}  # a tick is shown as a millisecond
 INK, FAINT, LINE = "#24292f", "#6e7781", "#d0d7de"
@@ -118,7 +119,7 @@ def _event(cell: Cell, pid: int, scale: float) -> dict[str, Any]:
     action = cell.action
     return {
         "name": str(action),
-        "cat": {Op.F: "forward", Op.B: "backward"}[action.op],
+        "cat": NAMES[action.op],
         "ph": "X",
         "ts": cell.start * scale,
         "dur": (cell.end - cell.start) * scale,
@@ -152,7 +153,8 @@ def _panel(title: str, table: Timetable, top: float, scale: float) -> tuple[list
 
 def _key(right: float, y: float, table: Timetable, title: str) -> list[Mark]:
     """Return the legend: right of the title, at the panel's right end where there is room."""
-    ops = {Op.F: "forward", Op.B: "backward"} if table.work.training else {Op.F: "forward"}
+    there = {cell.action.op for cell in table.cells}
+    ops = {op: name for op, name in NAMES.items() if op in there}
     x = max(right - 88 * len(ops), MARGIN + len(title) * 8 + 16)
     parts: list[Mark] = []
     for i, (op, name) in enumerate(ops.items()):

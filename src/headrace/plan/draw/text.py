@@ -76,10 +76,13 @@ def _legend(work: Work) -> str:
     if len(work.device_of) == work.num_devices:
         stages = "" if all(node.stage == device for node, device in work.device_of.items()) else _stage_devices(work)
         example = f"{Op.F}0 forward of micro batch 0" + (f", {Op.B}0 its backward" if work.training else "")
+        example += f", {Op.W}0 its gradients of weights" if work.training and work.splits else ""
         return f"{example}, . idle. {stages or 'Stage s is on dev s.'}"
     node = work.stages[-1][0]
     example = f"{node}{Op.F}0 stage {node} forward on micro batch 0"
-    return f"{example}{f', {node}{Op.B}0 backward' if work.training else ''}, . idle. {_stage_devices(work)}"
+    example += f", {node}{Op.B}0 backward" if work.training else ""
+    example += f", {node}{Op.W}0 its gradients of weights" if work.is_split(node) else ""
+    return f"{example}, . idle. {_stage_devices(work)}"
 
 
 def _stage_devices(work: Work) -> str:
