@@ -131,7 +131,8 @@ def make_block(images, labels, count):
     def cut(array):
         return array.reshape(len(array), count, -1, *array.shape[2:])
 
-    index = np.arange(labels.size, dtype=np.int32).reshape(labels.shape)
+    # Labels of classes are single numbers, others have one for each output.
+    index = np.arange(np.prod(labels.shape[:2]), dtype=np.int32).reshape(labels.shape[:2])
     epoch = np.zeros(len(images), np.uint32)
     return {"images": cut(images), "labels": cut(labels), "index": cut(index), "epoch": epoch}
 

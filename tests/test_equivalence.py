@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.engine.objective import CustomObjective, Objective, loss_named
 from headrace.engine.step import StepSpec, statistics_momentum
 from headrace.model.cost import Cost
 from headrace.model.network import Network
@@ -133,3 +134,21 @@ def test_the_reference_value_of_one_weight(replicas, count):
         config, network, x, np.zeros((1, 16), np.float32), replicas=replicas, count=count, objective=squared_error
     )
     np.testing.assert_allclose(state["params"]["one"]["w"], [0.3111111], rtol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+@pytest.mark.parametrize(("replicas", "count"), [(2, 2), (4, 1)])
+def test_labels_with_a_number_for_each_output_give_the_same_weights(samples, task, replicas, count):
+    config = config_from(OPTIONS | {"label_smoothing": 0.0})
+    network, rng = small_residual(NormSpec(kind="group", num_groups=4)), np.random.default_rng(2)
+    numbers = rng.normal(size=(*samples[1].shape, 10))
+    labels = (numbers > 0).astype(np.uint8) if task == "multilabel" else numbers.astype(np.float32)
+    loss = loss_named("bce" if task == "multilabel" else "huber")
+    objective = Objective(custom=CustomObjective(task=task, loss=loss))
+    wanted, wanted_metrics = train_steps(config, network, samples[0], labels, replicas=1, count=1, objective=objective)
+    found, metrics = train_steps(
+        config, network, samples[0], labels, replicas=replicas, count=count, objective=objective
+    )
+    for part in ("params", "opt", "ema"):
+        assert_close(found[part], wanted[part], 2e-5)
+    np.testing.assert_allclose(metrics["loss"], wanted_metrics["loss"], rtol=2e-5)

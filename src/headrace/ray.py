@@ -65,7 +65,7 @@ class RayReports(Callback):
 
     def on_validation_end(self, event: ValidationEvent) -> None:
         """Report the validation of the better weights."""
-        best = max(event.results.values(), key=lambda record: record.top1)
+        best = max(event.results.values(), key=lambda record: -record.loss if record.top1 is None else record.top1)
         means = {"loss": best.loss, "accuracy": best.top1, **best.metrics}
         values = {f"val_{name}": value for name, value in means.items() if value is not None}
         self._report(event.directory, {"step": event.step, "epoch": event.epoch, **values})

@@ -13,7 +13,7 @@ from headrace.engine import objective
 from headrace.engine.objective import label_rank, training_loss
 from headrace.engine.state import ema_decay, init_ema, next_ema
 
-classification_sums = jax.jit(objective.classification_sums, static_argnames="label_smoothing")
+sums_of_samples = jax.jit(objective.sums_of_samples, static_argnames="label_smoothing")
 cross_entropy = jax.jit(objective.cross_entropy, static_argnames="label_smoothing")
 
 
@@ -86,7 +86,7 @@ def test_half_logits_are_summed_in_float32(batch):
 def test_sums_match_sorting(batch):
     logits, labels = batch
     order = np.argsort(-logits, axis=1, kind="stable")
-    sums = classification_sums(logits, labels, None, label_smoothing=0.1)
+    sums = sums_of_samples(logits, labels, None, label_smoothing=0.1)
     assert float(sums["top1"]) == np.sum(order[:, 0] == labels)
     assert float(sums["top5"]) == np.sum(order[:, :5] == labels[:, None])
     assert float(sums["count"]) == 64
@@ -101,7 +101,7 @@ def test_ties_rank_as_a_stable_sort_does():
     expected = np.argmax(order == labels[:, None], axis=1)
     np.testing.assert_array_equal(jax.jit(label_rank)(logits, labels), expected)
     _, top = jax.lax.top_k(jnp.asarray(logits), 5)
-    sums = classification_sums(logits, labels)
+    sums = sums_of_samples(logits, labels)
     assert float(sums["top5"]) == np.sum(np.asarray(top) == labels[:, None])
     assert float(sums["top1"]) == np.sum(logits.argmax(1) == labels)
 
@@ -109,7 +109,7 @@ def test_ties_rank_as_a_stable_sort_does():
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_fewer_than_five_classes_are_all_in_the_top_five(num_classes):
     logits = jnp.asarray(np.random.default_rng(2).normal(size=(6, num_classes)), jnp.float32)
-    sums = classification_sums(logits, jnp.zeros(6, jnp.int32), jnp.float32([1, 1, 1, 0, 0, 1]))
+    sums = sums_of_samples(logits, jnp.zeros(6, jnp.int32), jnp.float32([1, 1, 1, 0, 0, 1]))
     assert (float(sums["top5"]), float(sums["count"])) == (4.0, 4.0)
 
 
@@ -117,8 +117,8 @@ def test_padding_counts_for_nothing_even_when_it_is_not_finite(batch):
     logits, labels = batch
     padded = np.concatenate([logits, np.full((3, 10), np.nan, np.float32)])
     mask = np.array([1] * 64 + [0] * 3, np.float32)
-    sums = classification_sums(padded, np.append(labels, np.array([0, 0, 99], np.int32)), mask, label_smoothing=0.1)
-    whole = classification_sums(logits, labels, None, label_smoothing=0.1)
+    sums = sums_of_samples(padded, np.append(labels, np.array([0, 0, 99], np.int32)), mask, label_smoothing=0.1)
+    whole = sums_of_samples(logits, labels, None, label_smoothing=0.1)
     assert {name: float(value) for name, value in sums.items()} == {
         name: pytest.approx(float(value), rel=1e-6) for name, value in whole.items()
     }
@@ -132,7 +132,7 @@ def test_a_nan_is_never_a_hit(num_classes, logit):
     logits[:, 2] = logit
     logits[0, 2], logits[1, 0], logits[2] = np.nan, np.nan, np.nan
     labels = jnp.array([2, 2, 2, 2])
-    sums = classification_sums(jnp.asarray(logits), labels)
+    sums = sums_of_samples(jnp.asarray(logits), labels)
     found = float(sums["top1"]), float(sums["top5"]), math.isnan(float(sums["loss"]))
     assert found == (float(logit > 0), 1.0, True)  # of the last row alone; of equal logits class 0 is the first
     ranks = jax.jit(label_rank)(jnp.asarray(logits), labels)
@@ -141,8 +141,8 @@ def test_a_nan_is_never_a_hit(num_classes, logit):
 
 def test_sums_add_up_over_micro_batches(batch):
     logits, labels = batch
-    whole = classification_sums(logits, labels, None, label_smoothing=0.1)
-    parts = [classification_sums(logits[i::4], labels[i::4], None, label_smoothing=0.1) for i in range(4)]
+    whole = sums_of_samples(logits, labels, None, label_smoothing=0.1)
+    parts = [sums_of_samples(logits[i::4], labels[i::4], None, label_smoothing=0.1) for i in range(4)]
     for name, value in whole.items():
         assert float(value) == pytest.approx(sum(float(part[name]) for part in parts), rel=1e-6)
 

@@ -13,7 +13,7 @@ import pytest
 from headrace import Model, custom_network, read_digits
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.mix import MixedLabels
-from headrace.engine.objective import CustomObjective, classification_sums, metric_sums, training_loss
+from headrace.engine.objective import CustomObjective, metric_sums, sums_of_samples, training_loss
 from headrace.run import fit
 from headrace.run.callbacks import Callback
 from headrace.run.custom_functions import by_sample, check_augment, check_objective, read_metrics
@@ -86,7 +86,7 @@ def test_sums_follow_the_functions_with_smoothed_mixed_and_uncounted_labels():
     np.testing.assert_allclose(metric_sums(sums)["margin"], numpy_margin(logits, labels[:, 0]).sum(), rtol=1e-5)
     logits[-1] = np.nan  # of padding, which does not count
     mask = np.array([1, 1, 1, 1, 1, 0], np.float32)
-    sums = jax.jit(partial(classification_sums, custom=custom))(logits, labels[:, 0], mask)
+    sums = jax.jit(partial(sums_of_samples, custom=custom))(logits, labels[:, 0], mask)
     one_hot = np.eye(4)[labels[:5, 0]]
     np.testing.assert_allclose(sums["loss"], numpy_focal(logits[:5], one_hot).sum(), rtol=1e-5)
     np.testing.assert_allclose(metric_sums(sums)["margin"], numpy_margin(logits[:5], labels[:5, 0]).sum(), rtol=1e-5)

@@ -174,6 +174,7 @@ def _pack(argv: list[str]) -> int:
     from headrace.data.feeding.block_reader import num_threads_of
     from headrace.data.sets.image_sets import open_image_set
     from headrace.data.sets.pack import write_pack
+    from headrace.rows.tasks import CLASSIFICATION
 
     data, output = resolved_set(resolved.config.data), Path(args.output)
     if data.dataset not in IMAGE_DATASETS or data.synthetic_on:
@@ -189,6 +190,10 @@ def _pack(argv: list[str]) -> int:
     if output.exists():
         raise ConfigError(f"{output} exists.", remedy="Delete it first, or choose another --output.")
     check_output(output, "--output")
+    if data.task != CLASSIFICATION.name:
+        raise ConfigError(
+            f"--task {data.task} with data pack.", rule="A packed file holds classes.", remedy="Leave --task out."
+        )
     images = open_image_set(data, data.dataset)
     report = write_pack(
         output,

@@ -8,7 +8,6 @@ from headrace.cli.options import add_model_arguments, add_path_argument, check_o
 from headrace.config.command_line import Parser
 from headrace.core.files import write_atomic
 from headrace.core.local_path import local_path
-from headrace.core.units import format_percent
 
 _EXPLAIN = (
     "Explain a prediction with Grad-CAM: write the image as the network gets it, and beside it where the last blocks "
@@ -42,7 +41,7 @@ def explain(argv: list[str]) -> int:
     draw_explanation(found).save(out, "PNG")
     with writing(file, "-o"):
         write_atomic(file, out.getvalue())
-    print(", ".join(f"{name} {format_percent(share)}" for name, share in found.best))
+    print(", ".join(f"{name} {found.task.text(share)}" for name, share in found.best))
     print(f"explained: {found.name}; left the image, then blocks {', '.join(found.maps)}")
     print(f"written: {shlex.quote(str(file))}")
     return 0

@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from headrace.core.files import write_atomic
 from headrace.core.local_path import STORES, local_path, local_text
 from headrace.core.stored_copy import here
 from headrace.core.units import format_percent
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL
 
 if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 
 
 SOME_UNREADABLE = 1
+_HALF, _TUNED = "0.5", "tuned"  # of --threshold
 _NARROWEST = 20  # characters of a file's name on a terminal
 _WIDEST = 60  # characters of a file's name to which others are aligned
 _LEAST = 0.00005  # of a probability that is not printed as 0.00 %
 DESCRIPTION = (
-    "Predict the classes of images (JPEG, PNG, WebP, TIFF and others), prepared as in validation. Images that cannot "
-    f"be read are listed at the end, and the exit code is {SOME_UNREADABLE}."
+    "Predict the classes, labels or numbers of images (JPEG, PNG, WebP, TIFF and others), prepared as in validation. "
+    f"Images that cannot be read are listed at the end, and the exit code is {SOME_UNREADABLE}."
 )
 
 
@@ -55,18 +58,26 @@ def main(argv: list[str]) -> int:
 
     weights = with_flip(find_weights(name, which), args.flip)
     files = find_images([here(local_text(path, "The image", STORES)) for path in paths])
-    labels = labels_by_folder(files, weights.class_names)
+    task = weights.task
+    thresholds = _thresholds(weights, args.threshold)
+    labels = labels_by_folder(files, weights.class_names) if task is CLASSIFICATION else []
     if args.page and not labels:
         raise ConfigError(
             "--page needs to know the classes of the images.",
-            rule="The folder of each image names its class: " + ", ".join(weights.class_names[:5]) + " ...",
+            rule="Only classes are known by folders."
+            if task is not CLASSIFICATION
+            else "The folder of each image names its class: " + ", ".join(weights.class_names[:5]) + " ...",
             remedy="Leave --page out, or sort the images into folders.",
         )
     run_in_calling_thread()  # before the devices start: afterwards it has no effect
     start_devices(args.platform, 1)
     most = min(args.top_k, len(weights.class_names))
-    found = list(predict(weights, files, most, args.batch_size, keep_shares=bool(labels)))
-    text = _FORMATS[form](found, weights.class_names, [weights.class_names[label] for label in labels])
+    every = labels or task is not CLASSIFICATION
+    found = list(predict(weights, files, most, args.batch_size, keep_shares=bool(every)))
+    if task is CLASSIFICATION:
+        text = _FORMATS[form](found, weights.class_names, [weights.class_names[label] for label in labels])
+    else:
+        text = _OUTPUT_FORMATS[form](found, weights, thresholds)
     if args.output is None:
         print(text, end="")
     else:
@@ -84,13 +95,91 @@ def main(argv: list[str]) -> int:
     return SOME_UNREADABLE if bad else 0
 
 
+def _thresholds(weights: "Weights", asked: str) -> list[float]:
+    """Return the probability of each label from which on it is answered."""
+    if weights.task is not MULTILABEL:
+        if asked != _HALF:
+            raise ConfigError(
+                f"--threshold {asked} for a network of the task {weights.task.name}.",
+                rule="Labels that an image may have or not are answered from a probability on.",
+                remedy="Leave --threshold out.",
+            )
+        return []
+    if asked == _TUNED:
+        from headrace.run.tuned_thresholds import tuned_thresholds
+
+        return tuned_thresholds(weights)
+    try:
+        threshold = float(asked)
+    except ValueError:
+        threshold = math.nan
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"--threshold is {asked}.", rule=f"It is a probability from 0 to 1, or the word {_TUNED}.")
+    return [threshold] * len(weights.class_names)
+
+
+def _output_table(found: "Sequence[Prediction]", weights: "Weights", thresholds: Sequence[float]) -> str:
+    """Return the labels that each image has, the likeliest first, or the numbers."""
+    names, task = weights.class_names, weights.task
+    texts = []
+    for prediction in found:
+        kept = [
+            (number, value)
+            for number, value in sorted(enumerate(prediction.shares), key=lambda pair: -pair[1] if thresholds else 0)
+            if not thresholds or value >= thresholds[number]
+        ]
+        texts.append(", ".join(f"{names[number]} {task.text(value)}" for number, value in kept) or _nothing(prediction))
+    return _aligned(found, texts)
+
+
+def _nothing(prediction: "Prediction") -> str:
+    if not prediction.problem:
+        return "(no label)"
+    return "(unreadable)" if prediction.file.exists() else "(missing)"
+
+
+def _output_csv(found: "Sequence[Prediction]", weights: "Weights", thresholds: Sequence[float]) -> str:
+    """Return a column for each label or target; of labels, another one with those that are answered."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = weights.class_names
+    writer.writerow(["file", *(["labels"] if thresholds else []), *names, "problem"])
+    for prediction in found:
+        values = [f"{value:.6f}" if thresholds else f"{value:.9g}" for value in prediction.shares] or [""] * len(names)
+        answered = [" | ".join(_answered(prediction, names, thresholds))] if thresholds else []
+        writer.writerow([prediction.file, *answered, *values, prediction.problem])
+    return text.getvalue()
+
+
+def _answered(prediction: "Prediction", names: Sequence[str], thresholds: Sequence[float]) -> list[str]:
+    pairs = zip(names, prediction.shares, thresholds, strict=False)
+    return [name for name, share, threshold in pairs if share >= threshold]
+
+
+def _output_json(found: "Sequence[Prediction]", weights: "Weights", thresholds: Sequence[float]) -> str:
+    names = weights.class_names
+    rows = [
+        {"file": str(prediction.file)}
+        | ({"labels": _answered(prediction, names, thresholds)} if thresholds else {})
+        | {weights.task.answers: dict(zip(names, prediction.shares, strict=False))}
+        | ({"problem": prediction.problem} if prediction.problem else {})
+        for prediction in found
+    ]
+    return json.dumps(rows, indent=1) + "\n"
+
+
 def _table(found: "Sequence[Prediction]", names: Sequence[str], truth: Sequence[str]) -> str:
     del truth  # the accuracy is printed below
     texts = []
     for prediction in found:
         kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]
         best = [f"{names[number]} {format_percent(share)}" for number, share in kept]
-        texts.append(", ".join(best) or ("(unreadable)" if prediction.file.exists() else "(missing)"))
+        texts.append(", ".join(best) or _nothing(prediction))
+    return _aligned(found, texts)
+
+
+def _aligned(found: "Sequence[Prediction]", texts: Sequence[str]) -> str:
+    """Return a line for each image."""
     files = [str(prediction.file) for prediction in found]
     wide = min(max(map(len, files)), _WIDEST)
     if width := terminal_width():  # a long name keeps its end there, and the line is not broken
@@ -147,6 +236,7 @@ def _json(found: "Sequence[Prediction]", names: Sequence[str], truth: Sequence[s
 
 
 _FORMATS = {"table": _table, "csv": _csv, "json": _json}
+_OUTPUT_FORMATS = {"table": _output_table, "csv": _output_csv, "json": _output_json}
 _SUFFIXES = {".csv": "csv", ".json": "json", ".txt": "table"}
 
 
@@ -181,6 +271,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write an HTML page too, of images in folders named after classes",
     )
     add_model_arguments(parser)
+    parser.add_argument(
+        "--threshold",
+        default=_HALF,
+        metavar=f"X|{_TUNED}",
+        help="of several labels: the probability from which on a label is answered, or each label's with the best F1 "
+        f"in the run's validation [{_HALF}]",
+    )
     parser.add_argument(
         "--flip",
         action=argparse.BooleanOptionalAction,

@@ -10,7 +10,6 @@ from headrace.cli.tables import Column, fit_columns, print_fitted, table_lines, 
 from headrace.config.command_line import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.local_path import is_address, local_path, run_place
-from headrace.core.units import format_percent
 from headrace.rows.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ _SORTS: dict[str, Callable[["RunSummary"], float]] = {
 def _columns(runs: list["RunSummary"], place: Path) -> list[Column]:
 
     def top1(run: "RunSummary") -> str:
-        return "trial" if run.is_trial else format_percent(run.best.top1) if run.best else "-"
+        return "trial" if run.is_trial else run.score_text
 
     def rate(run: "RunSummary") -> str:
         return f"{run.images_per_second:,.0f}" if run.images_per_second else "-"
@@ -140,6 +139,7 @@ def _facts(run: "RunSummary") -> dict[str, object]:
         "num_classes": start.num_classes if start else None,
         "dataset_digest": start.dataset_digest if start else None,
         "monitor": run.monitor.name,
+        "task": start.task if start else None,
         "best_top1": best.top1 if best else None,
         "best_top1_at_least": run.accuracy_bound,
         "best_num_images": best.num_samples if best else None,

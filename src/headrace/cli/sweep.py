@@ -1,6 +1,7 @@
 """`headrace sweep`: runs for several values of options, or for several folds of the data, and what came of them."""
 
 import argparse
+import math
 import shlex
 import time
 from collections.abc import Mapping
@@ -158,7 +159,7 @@ def _show_results(sweep: "Sweep") -> None:
     from headrace.run.sweep import repeated
 
     pairs = [(run, sweep.summary(run)) for run in sweep.runs]
-    pairs.sort(key=lambda pair: -1.0 if pair[1] is None or pair[1].best is None else -1 - pair[1].best.top1)
+    pairs.sort(key=lambda pair: math.inf if (merit := _merit(pair[1])) is None else -merit)
     axes = list(sweep.runs[0].values)
     columns = [Column(title=name.replace("_", " "), cells=[run.values[name] for run, _ in pairs]) for name in axes]
     columns += [
@@ -198,7 +199,12 @@ def _show_results(sweep: "Sweep") -> None:
 
 
 def _accuracy(run: "RunSummary | None") -> str:
-    return format_percent(run.best.top1) if run and run.best and not run.is_trial else "-"
+    return run.score_text if run else "-"
+
+
+def _merit(run: "RunSummary | None") -> float | None:
+    """Return how good a run is, more is better."""
+    return run.headline.merit(run.score) if run and run.score is not None else None
 
 
 def _images(run: "RunSummary | None") -> str:

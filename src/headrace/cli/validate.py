@@ -13,6 +13,8 @@ from headrace.core.errors import ConfigError, nearest
 from headrace.core.local_path import local_path, run_place
 from headrace.core.units import format_percent
 from headrace.rows.metrics import METRICS
+from headrace.rows.row import NO_SCALE, Metric
+from headrace.rows.tasks import TASKS
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated
@@ -185,13 +187,14 @@ class ResultTable:
         """Print the rows of one checkpoint."""
         for weights, report in result.reports.items():
             if not self._num_rows:
-                print(_fitted(_HEADING))
+                print(_fitted(_heading(report)))
             self._num_rows += 1
             rank, row = _rank_of(result, weights), result.monitor
             is_best = rank > self._best
             if is_best:
                 self._best = rank
-                self._best_row = f"{result.checkpoint.name} ({weights}), {row.title} {row.text(report[row.name])}"
+                value = {**report.get("metrics", {}), **report}[row.name]
+                self._best_row = f"{result.checkpoint.name} ({weights}), {row.title} {row.text(value)}"
             print(_fitted(_row(result, weights, report)) + ("  best so far" if is_best else ""), flush=True)
 
     def close(self) -> None:
@@ -204,7 +207,26 @@ def _fitted(row: str) -> str:
     return row[:-_SPARE] if (terminal_width() or _WHOLE) < _WHOLE else row
 
 
+def _heading(report: dict[str, Any]) -> str:
+    if "task" not in report:
+        return _HEADING
+    metrics = "".join(f"{row.title:>{_width(row)}}" for row in _shown(report))
+    return f"     step    epoch  weights{metrics}      loss   images  seconds"
+
+
+def _shown(report: dict[str, Any]) -> list[Metric]:
+    return [row for row in TASKS[report["task"]].metrics(NO_SCALE) if not row.has_field]
+
+
+def _width(row: Metric) -> int:
+    return max(10, len(row.title) + 2)
+
+
 def _row(result: "Validated", weights: str, report: dict[str, Any]) -> str:
+    if "task" in report:
+        metrics = "".join(f"{row.text(report['metrics'].get(row.name)):>{_width(row)}}" for row in _shown(report))
+        start = f"{result.step:9d}{result.epoch:9.2f}{weights:>9}{metrics}{report['loss']:10.4f}"
+        return f"{start}{report['num_samples']:9,d}{result.seconds[weights]:9.3f}"
     return (
         f"{result.step:9d}{result.epoch:9.2f}{weights:>9}{format_percent(report['top1']):>9}{format_percent(report['top5']):>10}"
         f"{report['loss']:10.4f}{format_percent(report['balanced_accuracy']):>10}{report['num_samples']:9,d}"
@@ -221,6 +243,8 @@ def _print_json(result: "Validated") -> None:
         return
     line |= {"epoch": result.epoch, "report": str(result.report_file) if result.report_file else None}
     for weights, report in result.reports.items():
-        numbers = {key: report[key] for key in (*METRICS, "num_samples")}
+        names = ("loss",) if "task" in report else METRICS
+        numbers = {key: report[key] for key in (*names, "num_samples")}
+        numbers |= report.get("metrics", {}) if "task" in report else {}
         line[weights] = numbers | {"seconds": round(result.seconds[weights], 6)}
     print(json.dumps(finite_or_null(line)), flush=True)  # the loss of weights that diverged is NaN

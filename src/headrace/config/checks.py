@@ -23,8 +23,10 @@ from headrace.config.section_learning import (
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES, WEIGHTS_AT_START
 from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES, needs_stages
 from headrace.config.section_run import BATCH_RULES, RUN_RULES
+from headrace.config.task_rules import TASK_RULES, metric_names
 from headrace.core.errors import ConfigError
-from headrace.rows.metrics import METRICS
+from headrace.rows.row import Scale
+from headrace.rows.tasks import TASKS
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 def _proportions(facts: Facts) -> tuple[float, ...]:
     return facts.config.compiler.available_memory_proportion
 
+
+_SHARES = tuple(dict.fromkeys(row.name for task in TASKS.values() for row in task.metrics(Scale()) if row.is_share))
 
 _ACROSS_SECTIONS = (
     conflict(
@@ -61,16 +65,18 @@ _ACROSS_SECTIONS = (
         "monitor",
         lambda facts: (
             facts.config.run.target_accuracy is not None
-            and facts.config.run.monitor in METRICS
-            and not METRICS[facts.config.run.monitor].is_share
+            and facts.config.run.monitor in metric_names(facts.config.data.task)
+            and facts.config.run.monitor not in _SHARES
         ),
         "A target accuracy is a share of images, from 0 to 1.",
-        f"Leave --monitor out, or choose one of {', '.join(name for name, row in METRICS.items() if row.is_share)}.",
+        f"Leave target_accuracy out, or monitor one of {', '.join(_SHARES)}.",
     ),
     conflict(
         "monitor",
         "validation",
-        lambda facts: facts.config.run.monitor != "top1" and not facts.config.validation.validation,
+        lambda facts: (
+            facts.config.run.monitor != TASKS[facts.config.data.task].monitor and not facts.config.validation.validation
+        ),
         "What is monitored are the results of validations.",
     ),
     conflict(
@@ -107,6 +113,7 @@ RULES = (
     *RUN_RULES,
     *BATCH_RULES,
     *DATA_RULES,
+    *TASK_RULES,
     *LEARNING_RULES,
     *MODEL_RULES,
     *WEIGHT_RULES,

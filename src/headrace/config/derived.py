@@ -14,8 +14,10 @@ from headrace.config.layers import Given, Layer
 from headrace.config.networks import find_variant
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.config.spellings import SIZE, write_parts
+from headrace.config.task_rules import refused_options
 from headrace.core.errors import ConfigError
 from headrace.rows.network import NetworkRow
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, TASKS
 
 ALL_CHECKPOINTS = 1_000_000  # more than any run saves
 PIXEL_OPTIONS = ("normalization", "pixel_mean", "pixel_std")
@@ -221,6 +223,28 @@ DERIVED: tuple[Derived[_Facts], ...] = (
         when=lambda f: f.variant and f.image_size is None and _takes_own_size(f["dataset"], f.variant),
         value=lambda f: f.variant and f.variant.image_size,
         origin=lambda f: _default(f"of {f['model_name']}"),
+    ),
+    *(
+        Derived(
+            option=name,
+            when=lambda f, name=name: f["task"] != CLASSIFICATION.name and f.is_free(name),
+            value=lambda f, field=field: getattr(TASKS[f["task"]], field)[0 if field == "losses" else slice(None)],
+            origin=lambda f: _default(f"of the task {f['task']}"),
+        )
+        for name, field in (("loss", "losses"), ("monitor", "monitor"))
+    ),
+    # What a recipe gives for classes is off where there are none.
+    *(
+        Derived(
+            option=name,
+            when=lambda f, name=name: (
+                f.origin(name).kind == "recipe"
+                and (name in refused_options(f["task"]) or (name == "label_smoothing" and f["task"] == MULTILABEL.name))
+            ),
+            value=lambda f, default=default: default,
+            origin=lambda f: _default(f"of the task {f['task']}"),
+        )
+        for name, default in refused_options(REGRESSION.name).items()
     ),
     Derived(option="bn_momentum", when=lambda f: True, value=_norm_momentum, origin=lambda f: f.origin("norm_layer")),
 )

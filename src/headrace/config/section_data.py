@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
 from headrace.core.local_path import is_address, is_set_name, scheme_of
 from headrace.rows.formats import FORMATS
+from headrace.rows.tasks import TASKS
 from headrace.rows.values import (
     ANYWHERE,
     BYTES,
@@ -57,16 +58,39 @@ class Data:
         "dataset_path (or of train in it) are then for training.",
         kind=PATH,
     )
+    task: str = option(
+        "classification",
+        "What the network says of an image: its class, any number of labels (multilabel), or one or several numbers "
+        "(regression). Labels of the last two come from a CSV file (labels), an .npz file or arrays.",
+        choices=tuple(TASKS),
+        synonyms=(("classify", "classification"), ("regress", "regression"), ("tagging", "multilabel")),
+    )
     labels: str | None = option(
         None,
-        "CSV file that lists images: columns path, label and, optionally, split (train, val, test).",
+        "CSV file that lists images: columns path, label and, optionally, split (train, val, test). Several labels of "
+        "an image are separated by |, ; or spaces.",
         kind=PATH,
     )
     image_column: str | None = option(
         None, "Name of the column of images in the CSV file of labels; unset means path, file, image and the like."
     )
     label_column: str | None = option(
-        None, "Name of the column of classes in the CSV file of labels; unset means label, class, target and the like."
+        None,
+        "Name of the column of classes in the CSV file of labels; unset means label, class, target and the like. For "
+        "regression and multilabel also several names, separated by commas, of columns of numbers or of 0 and 1.",
+    )
+    target_mean: tuple[float, ...] | None = option(
+        None,
+        "What is subtracted from each target of a regression in training; unset means the mean of the training images.",
+        kind=FLOATS,
+        chosen="that of the training images",
+    )
+    target_std: tuple[float, ...] | None = option(
+        None,
+        "What each target of a regression is then divided by; unset means the standard deviation in training.",
+        kind=FLOATS,
+        check=all_positive,
+        chosen="that of the training images",
     )
     image_suffix: str | None = option(
         None, "What follows each value in the column of images, such as .jpg, where it holds names without it."

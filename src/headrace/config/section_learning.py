@@ -6,6 +6,7 @@ from typing import Any
 from headrace.config.field import Facts, Remark, Rule, conflict, idle, option
 from headrace.rows.curves import CURVES
 from headrace.rows.optimizers import OPTIMIZERS
+from headrace.rows.tasks import LOSSES
 from headrace.rows.trackers import TRACKERS
 from headrace.rows.values import (
     ANYWHERE,
@@ -166,8 +167,11 @@ class Learning:
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     loss: str = option(
         "cross_entropy",
-        "Loss: softmax cross entropy, or bce, the mean over the classes of binary cross entropies (sigmoid).",
-        choices=("cross_entropy", "bce"),
+        "Loss: softmax cross entropy, or bce, the mean over the classes of binary cross entropies (sigmoid); of a "
+        "regression mse, mae or huber, on targets normalised by target_mean and target_std.",
+        choices=LOSSES,
+        synonyms=(("smooth_l1", "huber"), ("l1", "mae"), ("l2", "mse")),
+        chosen="that of the task: cross_entropy, bce or mse",
     )
     bce_target_threshold: float | None = option(
         None,
@@ -175,7 +179,9 @@ class Learning:
         check=fraction,
     )
     label_smoothing: float = option(
-        0.0, "Fraction of the target that is spread evenly over all classes.", check=fraction
+        0.0,
+        "Fraction of the target that is spread evenly over all classes; with multilabel, that makes it one half.",
+        check=fraction,
     )
     label_smoothing_classes: str = option(
         "all",

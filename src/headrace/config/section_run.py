@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.config.field import both_given, conflict, option
-from headrace.rows.metrics import METRICS
+from headrace.rows.tasks import MONITORS
 from headrace.rows.values import DURATION, FRACTION, PATH, REPLICAS, above, at_least, between, positive_or_all
 
 DRAWN_SEED = -1  # asks for a new seed in each run
@@ -71,9 +71,10 @@ class Run:
         "top1",
         "Metric that decides which checkpoint is the best, and that early_stopping and target_accuracy look at; of "
         "equal ones the lower loss is better. balanced_accuracy and macro_f1 count every class the same.",
-        choices=tuple(METRICS),
+        choices=MONITORS,
         synonyms=(("balanced", "balanced_accuracy"), ("f1", "macro_f1"), ("accuracy", "top1")),
         code_adds=True,
+        chosen="that of the task: top1, map (multilabel) or r2 (regression)",
     )
 
 

@@ -73,10 +73,19 @@ class Options(TypedDict, total=False):
     validation_path: str | os.PathLike[str] | None
     """Folder of validation images, one folder per class, if they are not in dataset_path; all images of
     dataset_path (or of train in it) are then for training."""
+    task: Literal["classification", "multilabel", "regression", "classify", "regress", "tagging"]
+    """What the network says of an image: its class, any number of labels (multilabel), or one or several numbers
+    (regression). Labels of the last two come from a CSV file (labels), an .npz file or arrays."""
     image_column: str | None
     """Name of the column of images in the CSV file of labels; unset means path, file, image and the like."""
     label_column: str | None
-    """Name of the column of classes in the CSV file of labels; unset means label, class, target and the like."""
+    """Name of the column of classes in the CSV file of labels; unset means label, class, target and the like. For
+    regression and multilabel also several names, separated by commas, of columns of numbers or of 0 and 1."""
+    target_mean: float | Sequence[float] | None
+    """What is subtracted from each target of a regression in training; unset means the mean of the training
+    images."""
+    target_std: float | Sequence[float] | None
+    """What each target of a regression is then divided by; unset means the standard deviation in training."""
     image_suffix: str | None
     """What follows each value in the column of images, such as .jpg, where it holds names without it."""
     label_pattern: str | None
@@ -478,7 +487,7 @@ class Options(TypedDict, total=False):
     bce_target_threshold: float | None
     """With bce: classes whose (mixed) target exceeds this count as 1, the others as 0; unset keeps the target."""
     label_smoothing: float
-    """Fraction of the target that is spread evenly over all classes."""
+    """Fraction of the target that is spread evenly over all classes; with multilabel, that makes it one half."""
     label_smoothing_classes: Literal["all", "others"]
     """Classes over which label_smoothing s is spread: all (s / C each) or the others (s / (C - 1) each)."""
     class_weights: Literal["balanced"] | Sequence[float]
@@ -607,7 +616,8 @@ class ModelOptions(Options, total=False):
     """The options of Model."""
 
     labels: str | os.PathLike[str] | None
-    """CSV file that lists images: columns path, label and, optionally, split (train, val, test)."""
+    """CSV file that lists images: columns path, label and, optionally, split (train, val, test). Several labels of
+    an image are separated by |, ; or spaces."""
     optimizer: Literal[
         "sgd", "momentum", "muon", "adamw", "adam", "nadam", "radam", "lion", "rmsprop", "lars", "lamb", "given"
     ]
@@ -616,7 +626,8 @@ class ModelOptions(Options, total=False):
         "sgd", "momentum", "muon", "adamw", "adam", "nadam", "radam", "lion", "rmsprop", "lars", "lamb", "given"
     ]
     """The same as optimizer."""
-    loss: Literal["cross_entropy", "bce"]
-    """Loss: softmax cross entropy, or bce, the mean over the classes of binary cross entropies (sigmoid)."""
+    loss: Literal["cross_entropy", "bce", "mse", "mae", "huber", "smooth_l1", "l1", "l2"]
+    """Loss: softmax cross entropy, or bce, the mean over the classes of binary cross entropies (sigmoid); of a
+    regression mse, mae or huber, on targets normalised by target_mean and target_std."""
     resume: Literal["never", "auto"]
     """What train does if its run directory already holds a run of the same configuration; auto resumes it."""

@@ -28,9 +28,12 @@ from headrace.data.sets.image_sets import detect, imagenet_is_there, open_image_
 from headrace.data.sets.image_views import crop_rule, image_size_of, sent_size, sources_of, working_size
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_folder, locate_set, read_split
 from headrace.data.sets.named_places import named_place
+from headrace.data.sets.output_labels import count_labels, normalised, refuse_kind, scale_of
 from headrace.data.sets.source import Source, memory_source
 from headrace.data.sets.stored_place import stand_in
 from headrace.data.sets.synthetic import Synthetic, distinct_images, generated_source, synthetic_source
+from headrace.rows.row import NO_SCALE, Scale
+from headrace.rows.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 SYNTHETIC_SETS = ("generated", "synthetic")
 _MOST_NAMED = 12  # classes whose names are shown
@@ -48,7 +51,9 @@ class DataInfo(SetFacts):
     synthetic_on: str = ""  # where synthetic images are generated: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
     decoded_once: bool = False  # whole training images of `sent_hw` are kept, and cropped at random on the device
-    train_counts: tuple[int, ...] = ()  # training images of each class; empty where they are not known
+    train_counts: tuple[int, ...] = ()  # training images of each class or label; empty where they are not known
+    task: str = CLASSIFICATION.name
+    scale: Scale = NO_SCALE  # of the targets of a regression
     remarks: tuple[str, ...] = ()  # what the user should know about the files, such as skipped ones
 
     @property
@@ -59,7 +64,9 @@ class DataInfo(SetFacts):
         # Names come from files: one line, whatever is in them.
         names = ", ".join(textwrap.shorten(ascii(name)[1:-1] if not name.isprintable() else name, 40) for name in named)
         parts = f"{self.num_train:,} training and {self.num_validation:,} validation images"
-        return f"{self.num_classes:,} classes{f' ({names})' if names else ''}, {parts}"
+        row = TASKS[self.task]
+        word = row.output if self.num_classes == 1 else row.outputs
+        return f"{self.num_classes:,} {word}{f' ({names})' if names else ''}, {parts}"
 
     @property
     def num_values(self) -> int:
@@ -100,7 +107,7 @@ class DataSet:
 # Options that say which set it is and what is listed of it; the others say what is made of its images.
 LISTED = (
     *("dataset", "dataset_path", "dataset_disk_budget", "dataset_host_budget", "download"),
-    *("generated_data", "synthetic_data", *OF_LABELS[1:]),  # and labels, the list itself
+    *("generated_data", "synthetic_data", "task", *OF_LABELS[1:]),  # and labels, the list itself
     *("validation_path", "validation_split"),
 )
 
@@ -168,6 +175,8 @@ def open_dataset(data: Data, seed: int) -> DataSet:
 
 def _describe(data: Data) -> DataInfo:
     """Return the facts of a set that has no images listed: synthetic, absent, or known without its files."""
+    if data.task != CLASSIFICATION.name:
+        refuse_kind(data.task, f"the dataset {data.dataset}")
     if data.dataset in SYNTHETIC_SETS:
         return _describe_synthetic(data)
     if data.dataset == "imagenet":
@@ -266,7 +275,12 @@ def open_images(images: ImageSet, data: Data, seed: int) -> DataSet:
     # would notice later.
     duplicates = quick_duplicates((images.train, images.validation))
     info = replace(info, remarks=(*info.remarks, *duplicates))
-    return DataSet(info=info, train=train, validation=validation, bad=bad)
+    return DataSet(info=info, train=scaled(train, info), validation=scaled(validation, info), bad=bad)
+
+
+def scaled(source: Source, info: DataInfo) -> Source:
+    """Return a split with the targets of a regression on their scale; any other as it is."""
+    return source if info.task != REGRESSION.name else replace(source, labels=normalised(source.labels, info.scale))
 
 
 def _describe_images(images: ImageSet, data: Data) -> DataInfo:
@@ -276,15 +290,17 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
     form = f"decoded once as {sent}x{sent}" if working else f"sent as {sent}x{sent}" if sent else ""
     place = ", ".join(part for part in (images.place, images.split_by, form) if part)
     mean, std = usual_statistics(channels)
+    is_regression = data.task == REGRESSION.name
+    # Mirrored or cropped, an image may have another number: an angle, a place, a size. Else random crops of the decoder
+    # are the crop; only images that arrive larger, or uncropped, are cropped on the device.
+    augmentation = "none" if is_regression else "flip" if working or (random_crops and not sent) else "flip-crop"
     return DataInfo(
         name=images.kind,
         image_hwc=(size, size, channels),
         class_names=images.class_names,
         num_train=len(images.train),
         num_validation=len(images.validation),
-        # Random crops of the decoder are the crop; only images that arrive larger, or uncropped, are cropped on the
-        # device.
-        augmentation=_or(data.train_augmentation, "flip" if working or (random_crops and not sent) else "flip-crop"),
+        augmentation=_or(data.train_augmentation, augmentation),
         normalization=_or(data.normalization, "per-channel"),
         channel_mean=mean,
         channel_std=std,
@@ -292,14 +308,11 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         place=place,
         sent_hw=(sent, sent) if sent else None,
         decoded_once=working is not None,
-        train_counts=counts_of(images.train.labels, len(images.class_names)),
+        train_counts=count_labels(images.train.labels, len(images.class_names)),
+        task=data.task,
+        scale=scale_of(images.train.labels, images.class_names, data, images.place) if is_regression else NO_SCALE,
         remarks=images.remarks,
     )
-
-
-def counts_of(labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
-    """Return how many labels each class has."""
-    return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
 def _describe_imagenet(data: Data) -> DataInfo:

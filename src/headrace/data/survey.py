@@ -17,6 +17,7 @@ from headrace.data.feeding.block_reader import num_threads_of
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.samples import Samples
+from headrace.rows.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from headrace.config.schema import Data
@@ -92,6 +93,12 @@ class Survey:
 def survey(data: "Data") -> Survey:
     """Read every image of the configured set."""
     data = resolved_set(data)
+    if data.task != CLASSIFICATION.name:
+        raise ConfigError(
+            f"There is no report on a dataset of the task {data.task}.",
+            rule="It shows the images of each class.",
+            remedy="`headrace data verify` checks the images.",
+        )
     if data.synthetic_on or data.dataset not in IMAGE_DATASETS:
         raise ConfigError(
             f"There is no report on the dataset {data.dataset}.",

@@ -18,7 +18,9 @@ from headrace.data.sets.duplicates import DIGEST, describe_duplicates, digest_of
 from headrace.data.sets.file_problem import SplitPart
 from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_split
+from headrace.data.sets.output_labels import count_labels
 from headrace.data.sets.samples import Samples
+from headrace.rows.tasks import CLASSIFICATION
 
 _AT_ONCE = 4096  # images submitted to the threads at a time, so that a large set needs little memory
 _NUM_NAMED = 5  # problems that an error message names
@@ -146,7 +148,7 @@ def _images_report(data: Data) -> VerifyReport:
     num_classes = len(images.class_names)
     with ThreadPoolExecutor(num_threads_of(data)) as pool:
         for split, samples in (("train", images.train), ("validation", images.validation)):
-            counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
+            counts[split] = count_labels(samples.labels, num_classes)
             digest = np.zeros(len(samples), DIGEST)
             # Waits for each batch: a million futures would take more memory than the images.
             for start in range(0, len(samples), _AT_ONCE):
@@ -156,14 +158,16 @@ def _images_report(data: Data) -> VerifyReport:
                 digest[numbers.start : numbers.stop] = [each for _, each in found]
             digests.append(digest)
     duplicates, repeats = describe_duplicates((images.train, images.validation), digests)
+    is_class = data.task == CLASSIFICATION.name
+    uneven = describe_uneven(images.class_names, counts["train"], EVEN_OUT) if is_class else ()
     return VerifyReport(
         name=images.kind,
         place=f"{images.place} ({images.split_by})",
         class_names=images.class_names,
-        counts=counts,
+        counts=counts if all(counts.values()) else {},  # numbers are not counted
         problems=tuple(problems),
         duplicates=tuple(duplicates),
-        notes=(*images.remarks, *describe_uneven(images.class_names, counts["train"], EVEN_OUT), *repeats),
+        notes=(*images.remarks, *uneven, *repeats),
     )
 
 

@@ -1,6 +1,6 @@
 """The forward pass: one program over blocks of batches; a reducer says what of the logits leaves the devices.
 
-Validation adds up sums, prediction and the inference benchmark keep the logits, `headrace predict` the probabilities.
+Validation adds up sums; prediction and the inference benchmark keep the logits.
 Every sample counts exactly once: feeds pad the last batch, and the sums leave out samples of mask 0.
 """
 
@@ -23,7 +23,7 @@ from headrace.engine.compiler import OptionItems, common_options
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import place, transfer
-from headrace.engine.objective import SCORES, STANDARD, CustomObjective, classification_sums, sums_of_validation
+from headrace.engine.objective import SCORES, STANDARD, CustomObjective, sums_of_samples, sums_of_validation
 from headrace.engine.step import Fetch
 from headrace.engine.stored_programs import Made, ProgramRequest
 from headrace.model.context import Ctx
@@ -36,9 +36,9 @@ Weights = tuple[PyTree, PyTree]  # (params, stats)
 
 @dataclass(frozen=True)
 class Reducer:
-    """What is kept of a batch: sums, added up over all batches, or logits or probabilities, stacked in their order."""
+    """What is kept of a batch: sums, added up over all batches, or logits, stacked in their order."""
 
-    keeps: Literal["sums", "logits", "probabilities"]
+    keeps: Literal["sums", "logits"]
     custom: CustomObjective = STANDARD
 
     @property
@@ -55,17 +55,21 @@ class Reducer:
         """Return what is kept of a batch."""
         if self.adds:
             return batch_sums(logits, labels, mask, self.custom)
-        return logits if self.keeps == "logits" else jax.nn.softmax(logits)
+        return logits
 
 
 def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: CustomObjective = STANDARD) -> Sums:
-    """Return the sums of one batch: loss, top-1, top-5, count, and the confusion matrix [label, predicted class]."""
+    """Return the sums of one batch: those of samples, and of classes the confusion matrix [label, predicted class]."""
+    confusion = {} if custom.row.per_output else {"confusion": _confusion(logits, labels, mask)}
+    sums = sums_of_samples(logits, labels, mask, 0.0, custom) | confusion
+    return sums | sums_of_validation(logits, labels, mask, custom)
+
+
+def _confusion(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
     num_classes = logits.shape[-1]
     confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
     # In integers: a float32 stops counting at 2^24.
-    confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
-    sums = classification_sums(logits, labels, mask, 0.0, custom) | {"confusion": confusion}
-    return sums | sums_of_validation(logits, labels, mask, custom)
+    return confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
 
 
 def scores_of(logits: jax.Array, labels: Any, mask: Any) -> Sums:
@@ -80,7 +84,6 @@ def sums_with(custom: CustomObjective) -> Reducer:
 
 SUMS = sums_with(STANDARD)
 LOGITS = Reducer("logits")
-PROBABILITIES = Reducer("probabilities")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +105,11 @@ class EvalSpec:
 
     def sum_shapes(self) -> PyTree:
         """Return the shapes of what a reducer that adds keeps; they depend on no batch, so nothing else is traced."""
+        outputs, task = self.network.num_classes, self.reducer.custom.row
         return jax.eval_shape(
             self.reducer.keep,
-            jax.ShapeDtypeStruct((1, self.network.num_classes), jnp.float32),
-            jax.ShapeDtypeStruct((1,), jnp.int32),
+            jax.ShapeDtypeStruct((1, outputs), jnp.float32),
+            jax.ShapeDtypeStruct((1, outputs) if task.per_output else (1,), task.label_dtype),
             jax.ShapeDtypeStruct((1,), jnp.float32),
         )
 

@@ -1,6 +1,7 @@
-"""The classification objective: softmax or binary cross entropy from logits, and the sums that become metrics.
+"""What a step minimises: softmax or binary cross entropy from logits, and the sums that become metrics.
 
-Labels are one per sample, or several with shares (MixedLabels); smoothing and weights of classes change the target.
+The task (rows/tasks.py) says what labels are: the number of a class, or a number for each output. They are one per
+sample, or several with shares (MixedLabels); smoothing and weights of classes change the target.
 Another loss takes the place of the cross entropy; custom metrics are summed beside the others.
 
 Sums and a count, never means: they add up over micro-batches, replicas and steps. All in float32. N samples, C classes.
@@ -17,16 +18,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from headrace.data.augmentation.mix import MixedLabels
+from headrace.rows.row import Scale, Task
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL, TASKS
 
 Labels = jax.Array | MixedLabels
 Sums = dict[str, jax.Array]
 TOP = 5
-SUMS = ("loss", "top1", "top5", "count")
+SUMS = CLASSIFICATION.sums
 _METRIC = "metric/"  # before the names of custom metrics among the sums
 _GIVEN = "given/"  # before the names of sums that code gave for a validation: given/METRIC/SUM
 SCORES = "scores"  # among the sums of a validation: {"scores": logits [N, C], "labels": [N]}, where a metric needs them
 
-# (logits float32 [N, C], targets float32 [N, C]) -> [N]; a row of the targets adds up to 1
+# (logits float32 [N, C], targets float32 [N, C]) -> [N]; of classes, a row of the targets adds up to 1
 LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
 # (logits float32 [N, C], labels int32 [N]) -> [N]
 MetricFunction = Callable[[jax.Array, jax.Array], jax.Array]
@@ -36,8 +39,9 @@ SumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Mapping[str, jax.Arra
 
 @dataclass(frozen=True, kw_only=True)
 class CustomObjective:
-    """Another loss than the cross entropy, and metrics given by code."""
+    """The task, another loss than the cross entropy, and metrics given by code."""
 
+    task: str = CLASSIFICATION.name
     loss: LossFunction | None = None
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # means over images
     sums: Mapping[str, SumsFunction] = field(default_factory=dict)  # in validation alone
@@ -46,7 +50,12 @@ class CustomObjective:
     @property
     def sum_names(self) -> tuple[str, ...]:
         """The names of the sums over samples."""
-        return (*SUMS, *(_METRIC + name for name in self.metrics))
+        return (*self.row.sums, *(_METRIC + name for name in self.metrics))
+
+    @property
+    def row(self) -> Task:
+        """The facts of the task."""
+        return TASKS[self.task]
 
 
 STANDARD = CustomObjective()
@@ -135,6 +144,66 @@ class BinaryCrossEntropy:
         return jnp.mean(loss_NC, axis=-1)
 
 
+@dataclass(frozen=True)
+class SquaredError:
+    """The mean over the outputs of (output - target)^2."""
+
+    def __call__(self, outputs_NC: jax.Array, target_NC: jax.Array) -> jax.Array:
+        """Return the loss of each image."""
+        return jnp.mean(jnp.square(outputs_NC - target_NC), axis=-1)
+
+
+@dataclass(frozen=True)
+class AbsoluteError:
+    """The mean over the outputs of |output - target|."""
+
+    def __call__(self, outputs_NC: jax.Array, target_NC: jax.Array) -> jax.Array:
+        """Return the loss of each image."""
+        return jnp.mean(jnp.abs(outputs_NC - target_NC), axis=-1)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Half the square of an error up to 1, beyond it the error less one half; the mean over the outputs."""
+
+    def __call__(self, outputs_NC: jax.Array, target_NC: jax.Array) -> jax.Array:
+        """Return the loss of each image."""
+        error_NC = jnp.abs(outputs_NC - target_NC)
+        near_NC = jnp.minimum(error_NC, 1.0)
+        return jnp.mean(near_NC * (error_NC - 0.5 * near_NC), axis=-1)
+
+
+def answers(logits_NC: jax.Array, task: Task, scale: Scale) -> jax.Array:
+    """Return what outputs say, as `task.answer` does on the host: probabilities, or numbers in their units."""
+    if task is MULTILABEL:
+        return jax.nn.sigmoid(logits_NC)
+    if task is CLASSIFICATION:
+        return jax.nn.softmax(logits_NC)
+    mean, std = (jnp.asarray(each, jnp.float32)[None, :] for each in (scale.mean, scale.std))
+    return mean + std * logits_NC.astype(jnp.float32)
+
+
+def loss_named(name: str, bce_target_threshold: float | None = None) -> LossFunction | None:
+    """Return the loss of --loss; None is the softmax cross entropy, which needs no targets of all classes."""
+    made: dict[str, LossFunction | None] = {
+        "cross_entropy": None,
+        "bce": BinaryCrossEntropy(bce_target_threshold),
+        "mse": SquaredError(),
+        "mae": AbsoluteError(),
+        "huber": Huber(),
+    }
+    return made[name]
+
+
+def targets(labels: Labels, like_NC: jax.Array, task: Task) -> jax.Array:
+    """Return what the outputs [N, C] should be: the share of each class in the label, or the label itself."""
+    if not task.per_output:
+        return _target(labels, like_NC)
+    if not isinstance(labels, MixedLabels):
+        return labels.astype(jnp.float32)
+    return jnp.sum(labels.weights[:, :, None] * labels.labels.astype(jnp.float32), axis=1)
+
+
 def _target(labels: Labels, like_NC: jax.Array, values_NC: jax.Array | float = 1.0) -> jax.Array:
     """Return values x the share of each class in the label; where the share is 0 the value does not count."""
     if not isinstance(labels, MixedLabels):
@@ -174,22 +243,23 @@ def label_rank(logits_NC: jax.Array, labels_N: jax.Array) -> jax.Array:
 def _weighted_sums(
     loss_N: jax.Array, logits_NC: jax.Array, labels_N: jax.Array, weights_N: jax.Array | None, custom: CustomObjective
 ) -> Sums:
-    num_classes = logits_NC.shape[1]
-    weights_N = jnp.ones(labels_N.shape, jnp.float32) if weights_N is None else weights_N.astype(jnp.float32)
+    weights_N = jnp.ones(labels_N.shape[:1], jnp.float32) if weights_N is None else weights_N.astype(jnp.float32)
     logits_NC = logits_NC.astype(jnp.float32)
-    rank_N = label_rank(logits_NC, labels_N)
-    in_top_N = (rank_N < min(TOP, num_classes)).astype(jnp.float32)
+    rank_N = None if custom.row.per_output else label_rank(logits_NC, labels_N)
+    in_top_N = None if rank_N is None else (rank_N < min(TOP, logits_NC.shape[1])).astype(jnp.float32)
 
     def total(values_N: jax.Array) -> jax.Array:
         # a sample that does not count must not spread a NaN
         return jnp.sum(jnp.where(weights_N > 0, values_N * weights_N, 0.0))
 
-    return {
-        "loss": total(loss_N),
-        "top1": jnp.sum((rank_N == 0) * weights_N),
-        "top5": jnp.sum(in_top_N * weights_N),
-        "count": jnp.sum(weights_N),
-    } | {_METRIC + name: total(fn(logits_NC, labels_N).astype(jnp.float32)) for name, fn in custom.metrics.items()}
+    sums = {"loss": total(loss_N)}
+    if in_top_N is not None:
+        sums |= {"top1": jnp.sum((rank_N == 0) * weights_N), "top5": jnp.sum(in_top_N * weights_N)}
+    sums["count"] = jnp.sum(weights_N)
+    custom_sums = {
+        _METRIC + name: total(fn(logits_NC, labels_N).astype(jnp.float32)) for name, fn in custom.metrics.items()
+    }
+    return sums | custom_sums
 
 
 def _losses(
@@ -203,20 +273,22 @@ def _losses(
         return cross_entropy(logits_NC, labels, label_smoothing, class_weights)
     assert class_weights is None, "weights of classes belong to the cross entropy"
     logits_NC = logits_NC.astype(jnp.float32)
-    target_NC = _target(labels, logits_NC)
+    target_NC = targets(labels, logits_NC, custom.row)
     if label_smoothing:
-        target_NC = (1.0 - label_smoothing) * target_NC + label_smoothing / logits_NC.shape[1]
+        # Towards what a network without any knowledge answers: each class alike; of labels on their own, one half.
+        even = 0.5 * label_smoothing if custom.row.per_output else label_smoothing / logits_NC.shape[1]
+        target_NC = (1.0 - label_smoothing) * target_NC + even
     return custom.loss(logits_NC, target_NC).astype(jnp.float32)
 
 
-def classification_sums(
+def sums_of_samples(
     logits: jax.Array,
     labels: jax.Array,
     weights: jax.Array | None = None,
     label_smoothing: float = 0.0,
     custom: CustomObjective = STANDARD,
 ) -> Sums:
-    """Return the sums over samples of loss, top-1 hits, top-5 hits and weights (1 each when None; 0 = not counted)."""
+    """Return the sums over samples: loss, top-1 and top-5 hits, and weights (1 each when None; 0 = not counted)."""
     return _weighted_sums(_losses(logits, labels, label_smoothing, custom), logits, labels, weights, custom)
 
 

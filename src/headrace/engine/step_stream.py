@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import io_callback
 
 from headrace.engine.devices import REPLICA
 
-SENT = ("loss", "top1", "count")  # sums over the samples of a step
+SENT = ("loss", "top1", "count")  # sums over the samples of a step; NaN for one that the task has not
 Listener = Callable[[int, Mapping[str, float]], None]  # the steps done, and the sums of the last one
 
 _listeners: list[Listener] = []
@@ -24,7 +25,7 @@ def send(steps_done: jax.Array, sums: Mapping[str, jax.Array]) -> None:
     """Send the sums of a step, which are equal on all replicas, from the first of them; inside `shard_map`."""
     lax.cond(
         lax.axis_index(REPLICA) == 0,
-        lambda: io_callback(deliver, None, steps_done, *(sums[name] for name in SENT)),
+        lambda: io_callback(deliver, None, steps_done, *(sums.get(name, jnp.float32(jnp.nan)) for name in SENT)),
         lambda: None,
     )
 

@@ -20,7 +20,6 @@ from urllib.parse import quote
 from headrace.config.schema import all_options
 from headrace.core.errors import CheckpointError, ConfigError, HeadraceError
 from headrace.core.json_text import parse_json
-from headrace.core.units import format_percent
 from headrace.report.comparison import compare_options
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page
@@ -307,11 +306,10 @@ def _stays_inside(run: Path, place: Path) -> bool:
 
 
 def _cells(run: RunSummary) -> list[dict[str, Any]]:
-    best = None if run.is_trial or run.best is None else run.best.top1
     start, rate = run.start, run.images_per_second
     return [
         # Sorted by what the accuracy is at least: few images say little.
-        _cell(format_percent(best), run.accuracy_bound),
+        _cell(run.score_text, run.accuracy_bound),
         _cell(f"{run.best.num_samples:,}" if run.best else None, run.best.num_samples if run.best else None),
         _cell(f"{run.epoch:.4g}" + (start.of_epochs if start else ""), run.epoch),
         _cell(run.time_text, run.seconds),

@@ -6,7 +6,6 @@ from typing import Any
 
 from headrace.config.spellings import PARTS
 from headrace.core.errors import CheckpointError
-from headrace.core.units import format_percent
 from headrace.report.run_summary import UNREADABLE, RunSummary, different_options, read_summary
 from headrace.rows.metrics import TOP1
 from headrace.rows.row import Metric
@@ -47,13 +46,16 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
     """Return a row for each kind of result; a trial has no accuracy worth comparing."""
 
     def accuracy(record: ValidationRecord) -> str:
-        return format_percent(record.top1) + ("" if record.weights == "raw" else f" ({record.weights})")
+        row = headlines[0]
+        return row.text(record.metric(row.name)) + ("" if record.weights == "raw" else f" ({record.weights})")
+
+    headlines = [run.headline for run in runs] or [TOP1]
 
     def of_best(run: RunSummary) -> str:
         best = run.best
         if best is None or run.is_trial:
             return "trial" if run.is_trial else "-"
-        by = "" if run.monitor == TOP1 else f", of the best {run.monitor.title}"
+        by = "" if run.monitor == headlines[0] else f", of the best {run.monitor.title}"
         return f"{accuracy(best)} at epoch {best.epoch:.4g}{by}"
 
     def of_last(run: RunSummary) -> str:
@@ -71,7 +73,7 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
     return {
         "state": [run.state for run in runs],
         **({"model": [word or "-" for word in useless]} if any(useless) else {}),
-        "best top-1": [of_best(run) for run in runs],
+        f"best {headlines[0].title}": [of_best(run) for run in runs],
         **{row.title: [of_classes(run, row) for run in runs] for row in shown},
         "validation images": [f"{run.best.num_samples:,}" if run.best else "-" for run in runs],
         "dataset": [run.data_text for run in runs],

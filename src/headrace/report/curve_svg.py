@@ -11,9 +11,11 @@ import numpy as np
 
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
-from headrace.core.units import format_duration, format_percent
-from headrace.report.curves import PANELS, Curves, draw_panels, plain_line, plain_panel
+from headrace.core.units import format_duration
+from headrace.report.curves import PANELS, Curves, Panel, draw_panels, metric_panel, plain_line, plain_panel
 from headrace.report.ticks import log_ticks
+from headrace.rows.metrics import TOP1
+from headrace.rows.row import Metric
 from headrace.telemetry.records import (
     METRICS_FILE,
     Record,
@@ -21,6 +23,7 @@ from headrace.telemetry.records import (
     RunStart,
     ValidationRecord,
     best_validation,
+    headline_of,
     monitor_of,
     read_records,
 )
@@ -63,19 +66,27 @@ class Axis:
 def write_curve(run_dir: Path | str) -> None:
     """Write the plot of a run into its directory; a run with nothing to draw has none."""
     curves = _read(run_dir)
-    if panels := draw_panels(curves, _DRAWN, _PIXELS):
-        write_atomic(Path(run_dir) / CURVE_FILE, _draw(read_records(run_dir), panels).encode())
+    records = read_records(run_dir)
+    if panels := draw_panels(curves, _drawn(records), _PIXELS):
+        write_atomic(Path(run_dir) / CURVE_FILE, _draw(records, panels).encode())
 
 
 def draw_run(run_dir: Path | str) -> str:
     """Return the SVG text of a run's curves: training, and validation with raw and with averaged weights."""
-    records, panels = read_records(run_dir), draw_panels(_read(run_dir), _DRAWN, _PIXELS)
+    records = read_records(run_dir)
+    panels = draw_panels(_read(run_dir), _drawn(records), _PIXELS)
     if not panels:
         raise CheckpointError(
             f"{Path(run_dir) / METRICS_FILE} has no training or validation records to draw.",
             remedy="Draw the run after its first training record.",
         )
     return _draw(records, panels)
+
+
+def _drawn(records: Sequence[Record]) -> tuple[Panel, ...]:
+    """Return the panels: loss, and the metric that tells how good the network is."""
+    row = headline_of(records)
+    return _DRAWN if row == TOP1 else (_DRAWN[0], metric_panel(row))
 
 
 def _read(run_dir: Path | str) -> Curves:
@@ -85,15 +96,15 @@ def _read(run_dir: Path | str) -> Curves:
 
 
 def _draw(records: Sequence[Record], panels: Sequence[dict[str, Any]]) -> str:
-    best = best_validation(records, monitor_of(records))
+    best, row, drawn = best_validation(records, monitor_of(records)), headline_of(records), _drawn(records)
     title, subtitle = headline(records, best)
     body = [_text(28, 55, subtitle, size=12.5, color=_QUIET), *_legend(panels[-1]["lines"])]
     for panel, (start, end) in zip(panels, _COLUMNS, strict=True):
         x = Axis(start=start, end=end, ticks=panel["epochs"], high=panel["last"])
         y = _upright(panel)
         body += _panel(panel, x, y)
-        if best and panel["title"] == _DRAWN[1].title:
-            body += _best_mark(best, x, y)
+        if best and panel["title"] == drawn[1].title and best.metric(row.name) is not None:
+            body += _best_mark(best, row, x, y)
     return _sheet(title, body)
 
 
@@ -120,6 +131,7 @@ def headline(records: Iterable[Record], best: ValidationRecord | None) -> tuple[
     """Return the title and the line under it: what was trained, how it came out."""
     title, facts = "Training run", []
     seconds = images_per_second = None
+    records = list(records)
     for record in records:
         if isinstance(record, RunStart):
             title = f"{record.model} on {record.dataset}"
@@ -130,9 +142,10 @@ def headline(records: Iterable[Record], best: ValidationRecord | None) -> tuple[
             ]
         elif isinstance(record, RunEnd):
             seconds, images_per_second = record.time_to_train, record.images_per_second
+    row = headline_of(records)
     if best is not None:
         ema = " (EMA)" if best.weights == "ema" else ""
-        facts.append(f"best top-1 {format_percent(best.top1)}{ema}")
+        facts.append(f"best {row.title} {row.text(best.metric(row.name))}{ema}")
     if seconds is not None:
         facts.append(f"trained in {format_duration(seconds)}")
     if images_per_second is not None:
@@ -189,14 +202,15 @@ def _legend(lines: Sequence[dict[str, Any]]) -> list[str]:
     return parts
 
 
-def _best_mark(best: ValidationRecord, x: Axis, y: Axis) -> list[str]:
+def _best_mark(best: ValidationRecord, row: Metric, x: Axis, y: Axis) -> list[str]:
     """Return a ring around the best validation, with its value above if there is room: no validation is there."""
     color = _COLORS[best.weights == "ema"]
-    cx, cy = x.at(best.epoch), y.at(100 * best.top1)
+    value = best.metric(row.name) or 0.0
+    cx, cy = x.at(best.epoch), y.at(100 * value if row.is_share else value)
     anchor = "end" if cx > x.end - 90 else "start"  # to the right of a rising curve there is room
     ring = f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5.5" fill="none" stroke="{color}" stroke-width="1.6"/>'
     height = cy - 12 if cy - 28 > _TOP else cy + 24
-    text = _text(cx, height, f"best {format_percent(best.top1)}", size=12, color=color, anchor=anchor, weight=600)
+    text = _text(cx, height, f"best {row.text(value)}", size=12, color=color, anchor=anchor, weight=600)
     # a margin of the paper's color keeps the letters legible where a line passes
     return [ring, text.replace("<text ", '<text paint-order="stroke" stroke="#ffffff" stroke-width="4" ')]
 

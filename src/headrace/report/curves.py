@@ -18,6 +18,7 @@ from headrace.core.json_text import parse_json
 from headrace.report.ticks import epoch_ticks, value_ticks
 from headrace.rows.metrics import METRICS, OF_CLASSES
 from headrace.rows.row import Metric
+from headrace.rows.tasks import CLASSIFICATION
 from headrace.telemetry.records import (
     METRICS_FILE,
     CurvePoint,
@@ -78,10 +79,11 @@ def _one(field: str, color: int) -> tuple[Line, ...]:
 
 
 def _title(row: Metric) -> str:
-    return row.title[0].upper() + row.title[1:]
+    return row.title if row.title[1:2].isupper() else row.title[0].upper() + row.title[1:]  # mAP stays
 
 
-def _metric_panel(row: Metric) -> Panel:
+def metric_panel(row: Metric) -> Panel:
+    """Return the chart of a metric."""
     lines = _three(row.name, row.name)
     return Panel(title=_title(row), unit=row.unit, lines=lines, **_SHARES if row.is_share else {})
 
@@ -89,7 +91,7 @@ def _metric_panel(row: Metric) -> Panel:
 PANELS = (
     Panel(title="Loss", unit="", lines=_three("loss", "loss"), axis="log"),
     Panel(title="Top-1 accuracy", unit="%", lines=_three("accuracy", "top1"), scale=100, axis="percent"),
-    *(_metric_panel(row) for row in OF_CLASSES),
+    *(metric_panel(row) for row in OF_CLASSES),
     Panel(title="Learning rate", unit="", lines=_one("learning_rate", 2)),
     Panel(title="Throughput", unit="images/s", lines=_one("images_per_second", 0)),
     Panel(title="Waiting for input, since the previous record", unit="s", lines=_one("infeed_wait_seconds", 1)),
@@ -147,7 +149,8 @@ class Curves:
     offset: int = 0
     version: int = 0  # counts the readings that changed something
     num_damaged: int = 0
-    asked: dict[str, Metric] = field(default_factory=dict)  # the metrics that code asked for
+    asked: dict[str, Metric] = field(default_factory=dict)  # the metrics that code, or another task, asked for
+    task: str = CLASSIFICATION.name
     _file: tuple[int, int] = (0, 0)
     _parts: dict[str, list[Columns]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # a live page is asked by several threads
@@ -211,6 +214,7 @@ class Curves:
             start = RunStart.from_dict(row)
         except (TypeError, ValueError):
             return
+        self.task = start.task
         names = [each.get("name", "") for each in start.asked_metrics]
         self.asked = {**self.asked, **{name: start.metrics[name] for name in names if name in start.metrics}}
 
@@ -235,7 +239,8 @@ class Curves:
         `beside`: another line of its panel is drawn, so that this one is, too, even if it says nothing new.
         """
         x, y = self._values(line)
-        if not np.isfinite(y).any() and not (line.field in ("loss", "top1", "accuracy") and len(y)):
+        always = ("loss",) if self.task != CLASSIFICATION.name else ("loss", "top1", "accuracy")
+        if not np.isfinite(y).any() and not (line.field in always and len(y)):
             return None
         if not beside and self._says_nothing(line, y):
             return None
@@ -274,7 +279,7 @@ class Curves:
 def draw_panels(curves: Curves, panels: Sequence[Panel] | None = None, pixels: int = PIXELS) -> list[dict[str, Any]]:
     """Return the charts of one run as plain values; those without any line are left out."""
     charts = []
-    given = [_metric_panel(row) for row in curves.asked.values() if row.name not in METRICS]
+    given = [metric_panel(row) for row in curves.asked.values() if row.name not in METRICS]
     for panel in (*PANELS[:2], *given, *PANELS[2:]) if panels is None else panels:
         shown = any(curves.line(line) for line in panel.lines)
         if lines := [found for line in panel.lines if (found := curves.line(line, beside=shown, pixels=pixels))]:

@@ -42,7 +42,8 @@ def draw_images(files: RunFiles) -> Html:
         return Html("")
     parts: list[Html] = []
     root = _root([row["file"] for name in ("mistakes", "hardest") for row in found[name]])
-    for name, title in (("mistakes", "The most confident mistakes"), ("hardest", "Correct, but barely")):
+    mistakes = "The furthest from right" if "task" in found else "The most confident mistakes"
+    for name, title in (("mistakes", mistakes), ("hardest", "Correct, but barely")):
         if found[name]:
             parts += [
                 element("h3", title),
@@ -73,6 +74,10 @@ def _root(files: Sequence[str]) -> str:
 
 def _figure(row: Mapping[str, Any], root: str) -> Html:
     picture = Html(f'<img src="{row["image"]}" alt="">' if _is_image(row["image"]) else "")
+    if "text" in row:  # of labels or numbers
+        lines = [element("b", row["text"]), Html("<br>"), f"is {row['truth']}"]
+        file = element("div", row["file"].removeprefix(root), class_="faint", title=row["file"])
+        return element("figure", picture, element("figcaption", *lines, file))
     text = f"{row['predicted']} {100 * row['probability']:.1f} %"
     if row["predicted"] == row["true"]:
         lines = [element("b", text)]

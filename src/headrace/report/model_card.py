@@ -93,6 +93,9 @@ def _accuracy(card: Card) -> str:
     if measured is None:
         return "\n".join([*lines, "Not measured: no validation of exactly these weights is recorded."])
     count = measured.num_samples
+    if measured.top1 is None:
+        rows = [(name, f"{value:.4g}, of {count:,} images") for name, value in (measured.metrics or {}).items()]
+        return "\n".join([*lines, *(f"- {name}: {text}" for name, text in [*rows, ("loss", f"{measured.loss:.4g}")])])
     low, high = wilson_interval(measured.top1, count)
     metrics = measured.metrics or {}
     rows = [

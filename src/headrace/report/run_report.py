@@ -61,6 +61,8 @@ def write_evaluation(file: Path, images: Mapping[str, Any], report: Mapping[str,
 
 def evaluation_lines(images: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
     """Return the worst classes and the most confident mistakes as lines of text."""
+    if "task" in report:
+        return _output_lines(images, report)
     rated = sorted((row for row in report["classes"] if row["recall"] is not None), key=lambda row: row["recall"])
     worst = [f"{row['name']} {100 * row['recall']:.1f} %" for row in rated[:_WORST] if row["recall"] < 1]
     lines = [f"worst classes (recall): {', '.join(worst)}"] if worst else []
@@ -72,6 +74,21 @@ def evaluation_lines(images: Mapping[str, Any], report: Mapping[str, Any]) -> li
         text = f"{row['predicted']} {100 * row['probability']:.1f} %, is {row['true']}"
         lines.append(f"  {row['file']}: {text} ({100 * row['true_probability']:.1f} %)")
     return lines
+
+
+def _output_lines(images: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    """Return the worst labels or the error of each target, and the images that are the furthest from right."""
+    rated = [row for row in report["classes"] if row["average_precision"] is not None]
+    rated = sorted(rated, key=lambda row: row["average_precision"])[:_WORST]
+    worst = [f"{row['name']} {100 * row['average_precision']:.1f} %" for row in rated]
+    lines = [f"worst labels (average precision): {', '.join(worst)}"] if worst else []
+    for row in report.get("targets", ())[:_WORST]:
+        errors = {"MAE": row["mae"], "RMSE": row["rmse"], "R2": row["r2"]}
+        numbers = [f"{title} {value:.4g}" for title, value in errors.items() if value is not None]
+        lines.append(f"{row['name']}: {', '.join(numbers)}")
+    mistakes = images.get("mistakes", ())[:_WORST]
+    lines += ["furthest from right:"] if mistakes else []
+    return lines + [f"  {row['file']}: {row['text']}, is {row['truth']}" for row in mistakes]
 
 
 def write_comparison(runs: Sequence[RunSummary], file: Path, tables: Sequence[Table] = ()) -> None:

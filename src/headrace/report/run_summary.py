@@ -14,7 +14,9 @@ from headrace.config.spellings import shown
 from headrace.core.directory_lock import LOCK_FILE
 from headrace.core.json_text import parse_json
 from headrace.core.units import format_duration, format_list
+from headrace.rows.metrics import TOP1
 from headrace.rows.row import Metric
+from headrace.rows.tasks import CLASSIFICATION, TASKS
 from headrace.telemetry.records import (
     METRICS_FILE,
     RunEnd,
@@ -94,7 +96,25 @@ class RunSummary:
         Runs are sorted by it: 2 of 2 images say less than 1,900 of 2,000.
         """
         best = None if self.is_trial else self.best
-        return wilson_interval(best.top1, best.num_samples)[0] if best and math.isfinite(best.top1) else None
+        if best is None or best.top1 is None or not math.isfinite(best.top1):
+            return None
+        return wilson_interval(best.top1, best.num_samples)[0]
+
+    @property
+    def headline(self) -> Metric:
+        """The metric that tells how good the network is: top-1, of other tasks what is monitored."""
+        return self.start.headline if self.start else TOP1
+
+    @property
+    def score(self) -> float | None:
+        """That metric of the best validation; None of a trial."""
+        return None if self.best is None or self.is_trial else self.best.metric(self.headline.name)
+
+    @property
+    def score_text(self) -> str:
+        """The same for a table of runs, with its name where it is no top-1."""
+        row = self.headline
+        return row.text(self.score) if row == TOP1 or self.score is None else f"{row.title} {row.text(self.score)}"
 
     @property
     def dataset(self) -> str:
@@ -111,7 +131,10 @@ class RunSummary:
         if start.num_train is None or start.num_validation is None or start.num_classes is None:
             return self.dataset  # of an earlier version
         images = f"{start.num_train:,} + {start.num_validation:,} images"
-        return f"{self.dataset}: {images}, {start.num_classes:,} class{'es' * (start.num_classes != 1)}"
+        row = TASKS.get(start.task, CLASSIFICATION)
+        return (
+            f"{self.dataset}: {images}, {start.num_classes:,} {row.output if start.num_classes == 1 else row.outputs}"
+        )
 
     @property
     def is_trial(self) -> bool:

@@ -14,7 +14,7 @@ _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = 300, 46, 10, 290, 250
 def draw_scores(files: RunFiles) -> Html:
     """Return the section of calibration, top-k and thresholds."""
     found = files.images
-    if not found:
+    if not found or "calibration" not in found:
         return Html("")
     calibration = found["calibration"]
     ranks = ", ".join(f"top-{k} {format_percent(share)}" for k, share in found["top_k"].items())

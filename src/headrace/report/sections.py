@@ -8,12 +8,13 @@ from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration, format_percent
 from headrace.report.images import draw_images
 from headrace.report.markup import Html, element, rows_table, section
+from headrace.report.outputs import draw_outputs
 from headrace.report.profile import draw_profile, share_bar
 from headrace.report.run_files import RunFiles
 from headrace.report.run_summary import wilson_interval
 from headrace.report.schedule import draw_schedule
 from headrace.report.scores import draw_scores
-from headrace.rows.metrics import OF_CLASSES, TOP1
+from headrace.rows.metrics import OF_CLASSES
 from headrace.rows.values import format_value
 from headrace.telemetry.clock import KIND_NAMES
 from headrace.telemetry.model_verdict import never_recognized
@@ -68,8 +69,9 @@ def _summary(files: RunFiles) -> Html:
         where = f"epoch {best.epoch:.4g}{best.weights_text}"
         tiles.insert(0, (f"best {row.title}, {where}, {best.num_samples:,} images", row.text(best.metric(row.name))))
         last = [record for record in run.validations if record.weights == best.weights][-1]
-        tiles.insert(1, (f"last validation, top-1, loss {last.loss:.4g}", format_percent(last.top1)))
-        beside = dict.fromkeys((TOP1, *(start.metrics_beside if start else ())))
+        head = run.headline
+        tiles.insert(1, (f"last validation, {head.title}, loss {last.loss:.4g}", head.text(last.metric(head.name))))
+        beside = dict.fromkeys((head, *(start.metrics_beside if start else ())))
         tiles[1:1] = [(each.title, each.text(best.metric(each.name))) for each in beside if each != row]
     if run.seconds is not None:
         tiles.append(("time to train", format_duration(run.seconds)))
@@ -106,7 +108,7 @@ def _summary(files: RunFiles) -> Html:
 def _standing(files: RunFiles) -> str:
     """Say how sure the best accuracy is, what a constant answer has, and what the best other run has."""
     best = files.summary.best
-    if best is None or files.summary.is_trial or not 0 <= best.top1 <= 1:
+    if best is None or files.summary.is_trial or best.top1 is None or not 0 <= best.top1 <= 1:
         return ""
     low, high = wilson_interval(best.top1, best.num_samples)
     text = f"Top-1 {format_percent(best.top1)} of {best.num_samples:,} images: {100 * low:.1f} to {100 * high:.1f} % "
@@ -141,6 +143,8 @@ def _validation(files: RunFiles) -> Html:
     report = files.report
     if not report:
         return Html("")
+    if "task" in report:
+        return draw_outputs(files)
     classes: Sequence[Mapping[str, Any]] = report["classes"]
     epoch = next((r.epoch for r in files.summary.validations if r.step == files.report_step), None)
     where = f"{files.report_weights} weights at step {files.report_step:,}" + (f", epoch {epoch:.4g}" if epoch else "")

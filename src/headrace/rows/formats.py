@@ -20,6 +20,7 @@ class Format:
     contents: str  # for people who want to make one
     classes: str  # where their names come from
     module: str
+    any_label: bool = False  # labels may be several of an image, or numbers: of every task
     path_option: str = "dataset_path"  # names the set; others than this one are not recognised by their contents
 
     @property
@@ -45,6 +46,7 @@ FORMATS: Mapping[str, Format] = {
             "`val_labels`; or `x_train`, `y_train`, `x_test`, `y_test`",
             classes="`class_names` in the file, or numbers",
             module="headrace.data.sets.formats.npz",
+            any_label=True,
         ),
         Format(
             name="parquet",
@@ -98,6 +100,7 @@ FORMATS: Mapping[str, Format] = {
             contents="images listed in the file `--labels` names, see [below](#a-csv-file)",
             classes="its labels, in order",
             module="headrace.data.sets.formats.csv",
+            any_label=True,
             path_option="labels",
         ),
     )

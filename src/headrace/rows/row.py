@@ -1,4 +1,4 @@
-"""The types of rows: what an optimizer, a learning-rate curve and a metric say about themselves."""
+"""The types of rows: what an optimizer, a learning-rate curve, a metric and a task say about themselves."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from headrace.rows.values import Keys
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
 
 Options = Mapping[str, Any]
 PyTree = Any  # as in core/tree.py, which imports JAX
@@ -122,3 +123,41 @@ class Metric:
         if self.is_share:
             return f"{100 * value:.2f} %"
         return f"{value:.4f}" if self.has_field else f"{value:.4g} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How targets of a regression are normalised, (target - mean) / std, a number for each; without arguments, none."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+NO_SCALE = Scale()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a network is trained to say of an image.
+
+    A label is one number, or one for each output (`per_output`). `answer` makes of outputs [N, C] what people are told,
+    in float64, on the host: shares from 0 to 1 (`are_shares`), or numbers.
+    """
+
+    name: str
+    says: str
+    output: str  # what one output of the network stands for, for people
+    outputs: str  # of several
+    label_dtype: str
+    per_output: bool
+    sums: tuple[str, ...]  # over the samples of a step and of a validation
+    losses: tuple[str, ...]  # of --loss; the first is the usual one
+    monitor: str  # the metric that decides which of two validations is better
+    metrics: Callable[[Scale], tuple[Metric, ...]]
+    answer: "Callable[[np.ndarray, Scale], np.ndarray]"
+    answers: str = "probabilities"  # the name of the answers in an export
+    are_shares: bool = True
+
+    def text(self, value: float) -> str:
+        """Return one answer for people."""
+        return f"{100 * value:.2f} %" if self.are_shares else f"{value:.6g}"

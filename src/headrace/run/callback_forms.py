@@ -165,8 +165,10 @@ class KerasCallback(Callback):
 
     def on_validation_end(self, event: ValidationEvent) -> str | None:
         """Hand over the validation's numbers and, at the end of an epoch, all of them."""
-        better = max(event.results.values(), key=lambda record: record.top1)
-        found = {"loss": better.loss, "accuracy": better.top1, **better.metrics}
+        results = event.results.values()
+        better = max(results, key=lambda record: -record.loss if record.top1 is None else record.top1)
+        accuracy = {} if better.top1 is None else {"accuracy": better.top1}
+        found = {"loss": better.loss, **accuracy, **better.metrics}
         self._call("on_test_begin", {})
         self._call("on_test_end", found)
         if event.step != self._step:

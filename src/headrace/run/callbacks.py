@@ -59,8 +59,8 @@ class ValidationEvent:
 
     @property
     def accuracy(self) -> float:
-        """The top-1 accuracy of the better weights, from 0 to 1."""
-        return max(record.top1 for record in self.results.values())
+        """The top-1 accuracy of the better weights, from 0 to 1; NaN of a task without classes."""
+        return max((record.top1 for record in self.results.values() if record.top1 is not None), default=math.nan)
 
 
 class Callback:

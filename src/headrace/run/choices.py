@@ -32,6 +32,7 @@ from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group, devices_of_this_process, is_watched
 from headrace.plan.batch import make_batch_plan
 from headrace.rows.networks import OPTION_FAMILIES
+from headrace.rows.tasks import CLASSIFICATION, REGRESSION
 from headrace.run.choice_rules import (
     FEWEST_PHOTOGRAPHS,
     FINE_TUNING,
@@ -73,6 +74,7 @@ RATE = ("learning_rate", "lr_schedule_params")
 WARMUP = ("warmup_epochs", "lr_warmup_params")
 OPTIMIZER = ("optimizer", "optimizer_params", "momentum")
 TRAINED_PARTS = ("layer_lr", "layer_decay", "freeze", "variable_filter")
+_SAID = 5  # targets named in a note
 BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 
@@ -80,7 +82,7 @@ def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """Return the configuration with all that is left open chosen: whose definition of the network, a seed, the
     replicas, then what `with_choices` chooses.
     """
-    return _with_choices(_with_rows(with_definition(resolved, custom), (*DRAWN, *REPLICAS), custom), custom)
+    return _with_choices(_with_rows(with_definition(resolved, custom), (*DRAWN, *REPLICAS, *TARGETS), custom), custom)
 
 
 def with_drawn(resolved: Resolved) -> Resolved:
@@ -257,6 +259,8 @@ class Settled(Options):
         """
         if not self["training"] or self.fine_tuning or self.custom.network is not None:
             return False
+        if self["task"] != CLASSIFICATION.name:  # what it was measured with
+            return False
         variant = variant_of(self.config.model)
         return (
             self.resolved.name == IMAGES_RECIPE
@@ -401,6 +405,16 @@ def _decoding_is_open(data: Data) -> bool:
     return data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
 
 
+def _say_targets(facts: Settled) -> str:
+    """Say on which scale the targets are learned."""
+    scale, names = facts.data.scale, facts.data.class_names
+    parts = [
+        f"{name} {mean:.4g} +- {std:.4g}" for name, mean, std in zip(names[:_SAID], scale.mean, scale.std, strict=False)
+    ]
+    more = f" and {len(names) - _SAID} more" if len(names) > _SAID else ""
+    return f"targets are learned as (target - mean) / deviation: {', '.join(parts)}{more}"
+
+
 def _batch(facts: Settled) -> int:
     """Return the images of a step by the number of images: a small dataset needs small batches to have enough steps."""
     replicas, count = facts["num_replicas"] or 1, facts["gradient_accumulation_count"] or 1
@@ -488,6 +502,19 @@ DRAWN: tuple[Derived[Settled], ...] = (
         when=lambda f: CURRENT_TIME in (f["checkpoint_dir"] or ""),
         value=lambda f: f["checkpoint_dir"].replace(CURRENT_TIME, _drawn(_exact_time)),
         origin=_chosen("for this run"),
+    ),
+)
+# Of a regression: part of the configuration, so that whoever uses the weights answers in the same units.
+TARGETS: tuple[Derived[Settled], ...] = (
+    *(
+        Derived(
+            option=f"target_{name}",
+            when=lambda f, name=name: f["task"] == REGRESSION.name and f["training"] and f[f"target_{name}"] is None,
+            value=lambda f, name=name: getattr(f.data.scale, name),
+            origin=_chosen("of the training images"),
+            says=_say_targets if name == "std" else lambda f: "",
+        )
+        for name in ("mean", "std")
     ),
 )
 REPLICAS: tuple[Derived[Settled], ...] = (

@@ -22,7 +22,8 @@ from headrace.model.sample_keys import sample_key
 from headrace.rows.metrics import METRICS
 from headrace.rows.named_metrics import NAMED, OTHER_NAMES
 from headrace.rows.optimizers.given import OptimizerFunction, given_rule
-from headrace.rows.row import Metric, no_value
+from headrace.rows.row import Metric, Task, no_value
+from headrace.rows.tasks import CLASSIFICATION
 from headrace.telemetry.records import TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import VALIDATION_COLUMNS
 
@@ -115,11 +116,15 @@ def check_optimizer(function: OptimizerFunction | None) -> None:
 
 
 def check_objective(
-    loss: LossFunction | None, rows: Sequence[Metric], num_classes: int, class_weights: Sequence[object]
+    loss: LossFunction | None,
+    rows: Sequence[Metric],
+    num_classes: int,
+    class_weights: Sequence[object],
+    task: Task = CLASSIFICATION,
 ) -> None:
     """Refuse a loss or metrics that cannot be traced, or that return anything but what they have to."""
     count = num_classes + 1  # so that [N] and [C] cannot be confused
-    logits, labels = _array(count, num_classes), jax.ShapeDtypeStruct((count,), jnp.int32)
+    logits, labels = _array(count, num_classes), _label_shapes(count, num_classes, task)
     if loss is not None:
         # By shapes alone: no device is touched, and a wrong function is refused before anything is compiled.
         made = _traced("loss", loss, logits, logits)
@@ -132,6 +137,12 @@ def check_objective(
                 remedy="Multiply by the weights in the loss function, or leave one of the two out.",
             )
     for row in rows:
+        if task.per_output and row in (*METRICS.values(), *NAMED.values()):
+            raise ConfigError(
+                f"The metric {row.name} is asked for, and the task is {task.name}.",
+                rule="It is one of classes; the metrics of the task are measured anyhow.",
+                remedy="Leave it out, or give a headrace.Metric.",
+            )
         if METRICS.get(row.name) is row:
             continue
         _check_parts(row)
@@ -140,7 +151,7 @@ def check_objective(
             if made.shape != (count,):
                 raise _wrong(f"metric {row.name}", made, {count: "N", num_classes: "C"}, _ONE_EACH)
         else:
-            _try_value(row, num_classes)
+            _try_value(row, num_classes, task)
 
 
 def _check_parts(row: Metric) -> None:
@@ -161,19 +172,31 @@ def _check_parts(row: Metric) -> None:
         raise ConfigError(f"The metric {row.name} has better={row.better!r}.", rule="It is more or less.")
 
 
-def _try_value(row: Metric, num_classes: int) -> None:
-    """Refuse a metric that makes no number of a small validation: in a run, hours might be lost."""
+def _label_shapes(count: int, num_classes: int, task: Task) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count, num_classes) if task.per_output else (count,), task.label_dtype)
+
+
+def _made_up(num_classes: int, task: Task) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return labels of every class, or of every output, and the sums of a validation with them but the loss."""
     rng = np.random.default_rng(0)
-    labels = np.arange(4 * num_classes, dtype=np.int32) % num_classes
-    logits = rng.normal(0, 1, (len(labels), num_classes)).astype(np.float32)
-    best = logits.argmax(1)
+    numbers = np.arange(4 * num_classes, dtype=np.int32) % num_classes
+    if task.per_output:
+        labels = (rng.random((len(numbers), num_classes)) < 0.5).astype(task.label_dtype)
+        return labels, {"loss": float(len(labels)), "count": len(labels)}
+    best = rng.normal(0, 1, (len(numbers), num_classes)).argmax(1)
     confusion = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(confusion, (labels, best), 1)
-    sums: dict[str, Any] = {"loss": float(len(labels)), "count": len(labels), "confusion": confusion}
-    sums |= {"top1": int((best == labels).sum()), "top5": len(labels)}
+    np.add.at(confusion, (numbers, best), 1)
+    hits = {"top1": int((best == numbers).sum()), "top5": len(numbers), "confusion": confusion}
+    return numbers, {"loss": float(len(numbers)), "count": len(numbers)} | hits
+
+
+def _try_value(row: Metric, num_classes: int, task: Task) -> None:
+    """Refuse a metric that makes no number of a small validation: in a run, hours might be lost."""
+    labels, sums = _made_up(num_classes, task)
+    logits = np.random.default_rng(0).normal(0, 1, (len(labels), num_classes)).astype(np.float32)
     if row.sums is not None:
         shapes = [
-            _traced_sums(row, _array(n, num_classes), jax.ShapeDtypeStruct((n,), jnp.int32), _array(n))
+            _traced_sums(row, _array(n, num_classes), _label_shapes(n, num_classes, task), _array(n))
             for n in (num_classes + 1, num_classes + 2)
         ]
         if shapes[0] != shapes[1]:

@@ -27,7 +27,7 @@ def make_demo(weights: Weights, title: str, address: tuple[str, int], access: Ac
 
 class _Demo:
     def __init__(self, weights: Weights, title: str, token: str) -> None:
-        self._names, self._title = weights.class_names, title
+        self._names, self._title, self._task = weights.class_names, title, weights.task
         self._query = f"?token={quote(token)}" if token else ""
         self._explainer, self._lock = Explainer(weights), threading.Lock()
 
@@ -45,19 +45,19 @@ class _Demo:
         scale = "linear-gradient(90deg, " + ", ".join(color_text(k / 8) for k in range(9)) + ")"
         legend = element(
             "div",
-            element("span", "evidence for the class: none"),
+            element("span", f"evidence for the {self._task.output}: none"),
             element("i", style=f"background: {scale}"),
             element("span", "most"),
             class_="legend",
         )
         body = [
             element("h1", self._title),
-            element("div", f"{len(self._names):,} classes: {names}", class_="faint"),
+            element("div", f"{len(self._names):,} {self._task.outputs}: {names}", class_="faint"),
             element("div", class_="problem", id="connection"),
             element("section", drop, element("p", "", class_="faint", id="told")),
             element(
                 "section",
-                element("h2", "Classes"),
+                element("h2", self._task.outputs.capitalize()),
                 element("div", id="scores", class_="scores"),
                 element("h2", "Where it looked"),
                 element("div", id="maps", class_="maps"),
@@ -88,6 +88,9 @@ def _facts(found: Explanation) -> dict[str, Any]:
     titles = {"image": "as the network gets it"} | {name: f"for {found.name}, {name}" for name in found.maps}
     return {
         "name": found.name,
-        "best": [{"name": name, "share": share} for name, share in found.best],
+        "best": [
+            {"name": name, "share": value if found.task.are_shares else None, "text": found.task.text(value)}
+            for name, value in found.best
+        ],
         "maps": [{"title": titles[name], "image": image_address(image, "PNG")} for name, image in drawn.items()],
     }

@@ -19,7 +19,7 @@ from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weig
 from headrace.engine.compiler import decide
 from headrace.engine.loss_scale import LossScaling, make_loss_scaling, resumed_loss_scale
 from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.objective import BinaryCrossEntropy, CustomObjective, LossFunction
+from headrace.engine.objective import CustomObjective, LossFunction, loss_named
 from headrace.engine.optimizer import Update, make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
@@ -31,9 +31,9 @@ from headrace.ops import check_kernels
 from headrace.plan.image_sizes import SizeSpan, size_spans
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scaling import ScaleRow, device_counts, replicas_on, scale_row
-from headrace.rows.metrics import METRICS, TOP1
 from headrace.rows.optimizers.given import OptimizerFunction
-from headrace.rows.row import Metric, Span
+from headrace.rows.row import Metric, Span, Task
+from headrace.rows.tasks import CLASSIFICATION, TASKS
 from headrace.run.callbacks import Callback, Callbacks, callbacks_of
 from headrace.run.custom_functions import (
     AugmentFunction,
@@ -46,6 +46,7 @@ from headrace.run.custom_functions import (
 )
 from headrace.run.directory import PARTS
 from headrace.run.time_budget import refuse_unpaced
+from headrace.telemetry.validation_report import validation_report
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = (
@@ -146,20 +147,42 @@ class Design:
     @property
     def objective(self) -> CustomObjective:
         """What the run minimises and measures: a custom loss, or else that of the options."""
-        learning, objective = self.config.learning, self.custom.objective
-        if objective.loss is not None or learning.loss == "cross_entropy":
-            return objective
-        return replace(objective, loss=BinaryCrossEntropy(learning.bce_target_threshold))
+        learning, given = self.config.learning, self.custom.objective
+        ours = () if self.task is CLASSIFICATION else self.task.metrics(self.info.scale)
+        return replace(
+            given,
+            task=self.task.name,
+            loss=given.loss or loss_named(learning.loss, learning.bce_target_threshold),
+            metrics={row.name: row.per_image for row in ours if row.per_image is not None} | dict(given.metrics),
+            keeps_scores=given.keeps_scores or any(row.of_scores for row in ours),
+        )
+
+    @property
+    def task(self) -> Task:
+        """What the network is trained to say of an image."""
+        return TASKS[self.info.task]
+
+    @property
+    def metric_rows(self) -> tuple[Metric, ...]:
+        """The metrics besides those that every classification has: of another task, and those that code gave."""
+        ours = () if self.task is CLASSIFICATION else self.task.metrics(self.info.scale)
+        return (*ours, *self.custom.metric_rows)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """All metrics of the run by name."""
-        return {**METRICS, **{row.name: row for row in self.custom.metric_rows}}
+        ours = {row.name: row for row in self.task.metrics(self.info.scale)}
+        return {**ours, **{row.name: row for row in self.custom.metric_rows}}
 
     @property
     def monitored(self) -> Metric:
-        """The metric by which validations are compared; top-1 where only the run had the one that it names."""
-        return self.metrics.get(self.config.run.monitor, TOP1)
+        """The metric by which validations are compared; the task's own where only the run had the one that it names."""
+        metrics = self.metrics
+        return metrics.get(self.config.run.monitor, metrics[self.task.monitor])
+
+    def report(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the report for the sums over the validation set."""
+        return validation_report(sums, self.info.class_names, self.metric_rows, (self.task, self.info.scale))
 
     def callbacks(self) -> Callbacks:
         """Return the callbacks that options and code ask for."""
@@ -192,7 +215,7 @@ def design_run(
     refuse_weights(config.learning.class_weights, info)
     _refuse_top5(config, info)
     class_weights = config.learning.class_weights if config.run.training else ()
-    check_objective(custom.loss, custom.metric_rows, info.num_classes, class_weights)
+    check_objective(custom.loss, custom.metric_rows, info.num_classes, class_weights, TASKS[info.task])
     check_augment(custom.augment, info.image_hwc)
     check_optimizer(custom.optimizer)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
@@ -208,7 +231,7 @@ def design_run(
         )
     check_devices_per_replica(plan.devices_per_replica)
     if plan.pipeline is not None and plan.validation.devices_per_replica > 1:
-        refuse_scores(custom.metric_rows)
+        refuse_scores((*TASKS[info.task].metrics(info.scale), *custom.metric_rows))
     lr_curve = make_lr_curve(
         config.learning,
         global_batch_size=plan.batch.global_batch_size,
@@ -315,7 +338,7 @@ def digest_of_dataset(identity: Mapping[str, Mapping[str, Any]], class_names: Se
 
 def uneven_remarks(config: Config, info: DataInfo) -> tuple[str, ...]:
     """Say that a run trains on uneven classes, with the options that would help, unless it has one of them already."""
-    if not config.run.training:
+    if not config.run.training or info.task != CLASSIFICATION.name:
         return ()
     if info.train_counts and not info.train_counts[0] and all(info.train_counts[1:]):
         first = (

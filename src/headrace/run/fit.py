@@ -730,5 +730,6 @@ def _run_start(prepared: _Prepared, devices: list[Any]) -> RunStart:
         dataset_digest=digest_of_dataset(prepared.identity, info.class_names),
         class_ratio=class_ratio(info.train_counts),
         seconds_left=_seconds_left(prepared),
-        asked_metrics=asked_metrics(design.custom.metric_rows),
+        asked_metrics=asked_metrics(design.metric_rows),
+        task=design.task.name,
     )

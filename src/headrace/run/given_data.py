@@ -16,7 +16,7 @@ from headrace.core.units import format_list
 from headrace.data.dataset import DataInfo, DataSet, find_set, open_images, resolved_set
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.image_source import decoded_source
-from headrace.data.sets.arrays import ImageSpec
+from headrace.data.sets.arrays import ImageSpec, no_images
 from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.formats.folder import TRAIN_NAMES, list_classes, split_folder
@@ -25,9 +25,9 @@ from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.image_views import evaluation_view
 from headrace.data.sets.objects import Labelled, PictureSamples, array_of, images_alone, is_picture, labelled, splits_of
 from headrace.data.sets.samples import FileSamples, Samples
-from headrace.data.sets.source import Source, memory_source
 from headrace.data.sets.stream import Stream
 from headrace.model.network import Network
+from headrace.rows.tasks import CLASSIFICATION
 from headrace.run.network_summary import shape_text
 from headrace.run.prediction import read_sample
 from headrace.weights.input_form import InputForm
@@ -127,6 +127,12 @@ def picture_dataset(
     given: GivenData, validation_data: object, config: Config, spec: ImageSpec, fraction: float | None
 ) -> DataSet:
     """Return the dataset of pictures; without validation data that fraction of each class is held out, if any."""
+    if config.data.task != CLASSIFICATION.name:
+        raise ConfigError(
+            f"task is {config.data.task}, and the images are given one by one.",
+            rule="Labels of such images are classes.",
+            remedy="Give arrays of images and labels, or list the files with their labels (labels=FILE).",
+        )
     train, held, remarks, split_by = given.pictures, given.held if validation_data is None else validation_data, (), ""
     assert train is not None
     names = train.class_names or spec.class_names
@@ -196,8 +202,14 @@ def array_spec(spec: ImageSpec, images: Any, labels: Any) -> ImageSpec:
     found = np.asarray(labels)
     # What is no class number is refused, in words, where the labels are read.
     is_number = found.ndim == 1 and found.size and found.dtype.kind in "iu"
+    if spec.task != CLASSIFICATION.name:
+        return replace(spec, image_hwc=(height, width, channels), num_classes=spec.num_classes or _num_outputs(found))
     classes = spec.num_classes or (int(found.max()) + 1 if is_number else 0)
     return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
+
+
+def _num_outputs(labels: np.ndarray) -> int:
+    return labels.shape[1] if labels.ndim == 2 else 1
 
 
 def refuse_mismatch(network: Network | None, num_classes: int, info: DataInfo) -> None:
@@ -271,12 +283,7 @@ def _whole(
         place=place,
     )
     refuse_other_classes(info, spec.num_classes, spec.class_names)
-    return DataSet(info=info, train=no_images(spec), validation=source, bad=bad)
-
-
-def no_images(spec: ImageSpec) -> Source:
-    """Return an empty split."""
-    return memory_source(np.zeros((0, *spec.image_hwc), spec.image_dtype or "uint8"), np.zeros(0, np.int32))
+    return DataSet(info=info, train=no_images(spec, spec.image_dtype or "uint8"), validation=source, bad=bad)
 
 
 def images_to_predict(images: Any, image_hwc: tuple[int, int, int]) -> Labelled | Any:
@@ -329,7 +336,10 @@ def held_out(
     labels = np.asarray(labels)
     # By position, not by seed: every fit on these arrays validates on the same images.
     names = tuple(map(str, range(len(labels))))
-    found = hold_out(names, labels, float(fraction), class_names, "The data", "validation_data")
+    # Only numbers of classes are shared out by class.
+    groups = labels if labels.ndim == 1 and labels.dtype.kind in "iu" else np.zeros(len(labels), np.int32)
+    named = class_names if groups is labels else ("images",)
+    found = hold_out(names, groups, float(fraction), named, "The data", "validation_data")
     mask = found.mask
     if isinstance(images, Labelled):
         parts = [images.take(np.flatnonzero(chosen)) for chosen in (~mask, mask)]

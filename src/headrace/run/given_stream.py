@@ -20,6 +20,7 @@ from headrace.data.sets.objects import Item, PictureSamples, array_of, images_al
 from headrace.data.sets.samples import Content
 from headrace.data.sets.stream import Stream, stream_source
 from headrace.plan.plan import Plan
+from headrace.rows.tasks import CLASSIFICATION
 from headrace.run.given_data import GivenData, given_data, image_pair, refuse_stream
 
 STREAM = "stream"  # the name of such a dataset
@@ -48,6 +49,7 @@ def streams_pictures(first: list[Item]) -> bool:
 
 def picture_stream(stream: Stream, first: list[Item], held: object, config: Config, spec: ImageSpec) -> DataSet:
     """Return the dataset of a stream of pictures."""
+    refuse_streamed(config.data)
     names = stream.class_names or spec.class_names or numbered_classes(stream.num_classes)
     given = given_data(held, known=names) if held is not None else GivenData()
     refuse_stream(given, "validation_data")
@@ -84,8 +86,19 @@ def picture_stream(stream: Stream, first: list[Item], held: object, config: Conf
     return _streamed(opened, source)
 
 
+def refuse_streamed(data: Data) -> None:
+    """Refuse labels that a stream has none of."""
+    if data.task != CLASSIFICATION.name:
+        raise ConfigError(
+            f"task is {data.task}, and the data is a stream.",
+            rule="The labels of a stream are classes.",
+            remedy="Give arrays, or list the images with their labels (labels=FILE).",
+        )
+
+
 def array_stream(stream: Stream, first: list[Item], held: object, data: Data, spec: ImageSpec) -> DataSet:
     """Return the dataset of a stream of arrays of one shape."""
+    refuse_streamed(data)
     shown = array_of(first[0].image)
     if spec.image_dtype == "" and spec.image_hwc != shown.shape:
         spec = replace(spec, image_hwc=tuple(shown.shape))

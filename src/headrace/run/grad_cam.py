@@ -10,10 +10,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from headrace.core.errors import ConfigError, DataError, did_you_mean
-from headrace.core.units import format_percent
 from headrace.data.augmentation.preprocess import preprocess
 from headrace.model.network import Network
-from headrace.run.prediction import read_image
+from headrace.rows.row import Task
+from headrace.rows.tasks import CLASSIFICATION
+from headrace.run.prediction import order_of, read_image
 from headrace.weights.weights import Weights
 
 _SIDE = 320  # pixels of each image in the drawing, at least
@@ -31,9 +32,10 @@ class Explanation:
     probability: float
     best: tuple[tuple[str, float], ...]
     maps: dict[str, np.ndarray]
+    task: Task = CLASSIFICATION
 
     def __repr__(self) -> str:
-        return f"Explanation({self.name} {format_percent(self.probability)}, {', '.join(self.maps)})"
+        return f"Explanation({self.name} {self.task.text(self.probability)}, {', '.join(self.maps)})"
 
     def drawn(self) -> Image.Image:
         """Return one picture of it all, for `save` or `show`."""
@@ -90,9 +92,9 @@ class Explainer:
         self._check_class(class_name)
         weights, names, pixels = self.weights, self.weights.class_names, image[None]
         images = np.asarray(preprocess(pixels, None, 0, weights.form.preprocess, train=False))
-        shares = np.asarray(jax.nn.softmax(self._logits(images)))[0]
-        label = names.index(class_name) if class_name is not None else int(shares.argmax())
-        order = np.argsort(-shares, kind="stable")[:_BEST]
+        shares = weights.answers(np.asarray(self._logits(images)))[0]
+        order = order_of(shares, weights.task)[:_BEST]
+        label = names.index(class_name) if class_name is not None else int(order[0])
         maps = {}
         for block in self.blocks:
             found = self.map(images, label, block)
@@ -103,6 +105,7 @@ class Explainer:
             probability=float(shares[label]),
             best=tuple((names[k], float(shares[k])) for k in order),
             maps=maps,
+            task=weights.task,
         )
 
 
@@ -158,9 +161,9 @@ def draw_explanation(found: Explanation) -> Image.Image:
     font, small = ImageFont.load_default(0.7 * line), ImageFont.load_default(0.55 * line)
     sheet = Image.new("RGB", (len(drawn) * (width + _GAP) - _GAP, height + 3 * line), "#ffffff")
     ink = ImageDraw.Draw(sheet)
-    best = ", ".join(f"{name} {format_percent(share)}" for name, share in found.best if name != found.name)
-    ink.text((0, 0), f"{found.name} {format_percent(found.probability)}", "#1c2430", font)
-    beside = ink.textlength(f"{found.name} {format_percent(found.probability)}  ", font)
+    best = ", ".join(f"{name} {found.task.text(share)}" for name, share in found.best if name != found.name)
+    ink.text((0, 0), f"{found.name} {found.task.text(found.probability)}", "#1c2430", font)
+    beside = ink.textlength(f"{found.name} {found.task.text(found.probability)}  ", font)
     ink.text((beside, 0.15 * line), best, "#5b6674", small)
     for place, (name, image) in enumerate(drawn.items()):
         left = place * (width + _GAP)

@@ -15,12 +15,15 @@ from headrace.core.files import write_atomic
 from headrace.data.augmentation.preprocess import preprocess
 from headrace.data.sets.source import Source
 from headrace.engine.devices import start_run_devices
+from headrace.engine.objective import SCORES
 from headrace.report.images import THUMBNAIL, image_address, thumbnail
 from headrace.report.run_files import IMAGES_FILE
+from headrace.rows.row import Scale, Task
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL
 from headrace.run.calibration import area_under_roc, calibration, notable_images, threshold_table, top_k
 from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import read_run
-from headrace.run.prediction import Prediction, read_image, softmax
+from headrace.run.prediction import Prediction, read_image
 from headrace.run.read_weights import read_weights
 from headrace.run.validation import only_validating
 from headrace.run.validator import predict_all
@@ -28,6 +31,8 @@ from headrace.telemetry.validation_report import validation_report
 from headrace.weights.input_form import InputForm
 from headrace.weights.weights import EMA, RAW, Weights
 
+_WORST = 24  # images of labels or numbers
+_TINY = 1e-12  # a smaller probability is taken for this one
 _MOSAIC = 16  # training images in the mosaic
 
 
@@ -66,11 +71,57 @@ def evaluate_files(weights: Weights, found: Sequence[Prediction], labels: Sequen
 
 
 def _evaluated(weights: Weights, probabilities: np.ndarray, source: Source) -> Evaluated:
+    if weights.task is not CLASSIFICATION:
+        return _of_outputs(weights, probabilities, source)
     facts = {"checkpoint": Path(weights.origin).name, "weights": weights.label, "step": weights.step}
     return Evaluated(
         images=facts | image_results(probabilities, source, weights.class_names),
         report=report_of(probabilities, source.labels, weights.class_names),
     )
+
+
+def _of_outputs(weights: Weights, answers: np.ndarray, source: Source) -> Evaluated:
+    """Return the same of labels or numbers: the report, and the images that are the furthest from right."""
+    task, scale, names = weights.task, weights.scale, weights.class_names
+    if task is MULTILABEL:
+        wrong = np.abs(answers - source.labels).max(1)
+        logits = np.log(np.maximum(answers, _TINY)) - np.log(np.maximum(1 - answers, _TINY))
+    else:
+        logits = (answers - np.array(scale.mean)) / np.array(scale.std)
+        wrong = np.abs(logits - source.labels).max(1)
+    sums = {"count": len(answers), SCORES: {"scores": logits.astype(np.float32), "labels": source.labels}}
+    rows = [row for row in task.metrics(scale) if row.of_scores]
+    worst = np.argsort(-wrong, kind="stable")[:_WORST]
+    images = {
+        "checkpoint": Path(weights.origin).name,
+        "weights": weights.label,
+        "step": weights.step,
+        "task": task.name,
+        "num_images": len(answers),
+        "mistakes": [_worst(source, int(k), answers[k], (task, scale, names)) for k in worst],
+        "hardest": [],
+    }
+    return Evaluated(images=images, report=validation_report(sums, names, rows, (task, scale)))
+
+
+def _worst(
+    source: Source, number: int, answers: np.ndarray, known: tuple[Task, Scale, Sequence[str]]
+) -> dict[str, Any]:
+    task, scale, names = known
+    label = source.labels[number]
+    if task is MULTILABEL:
+        worst = int(np.abs(answers - label).argmax())
+        text, truth = f"{names[worst]} {task.text(answers[worst])}", ", ".join(np.array(names)[label > 0]) or "no label"
+    else:
+        true = task.answer(label[None], scale)[0]
+        worst = int((np.abs(answers - true) / np.array(scale.std)).argmax())
+        text, truth = f"{names[worst]} {task.text(answers[worst])}", task.text(true[worst])
+    return {
+        "file": source.name(number) if source.name else f"image {number}",
+        "text": text,
+        "truth": truth,
+        "image": thumbnail(source.read(np.array([number]), 0)[0]),
+    }
 
 
 def _file_source(form: InputForm, files: Sequence[Path], labels: Sequence[int]) -> Source:
@@ -96,7 +147,7 @@ def _predict_validation(weights: Weights, config: Config) -> tuple[Evaluated, De
     dataset = open_data(design)
     devices = start_run_devices(config.run, design.plan.validation.num_devices)
     logits = predict_all(design, dataset, devices, weights.raw)
-    return _evaluated(weights, softmax(logits), dataset.validation), design, dataset.train
+    return _evaluated(weights, weights.answers(logits), dataset.validation), design, dataset.train
 
 
 def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

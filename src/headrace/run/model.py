@@ -24,7 +24,7 @@ from headrace.checkpoint.store import Checkpoint, refuse_replacing, save
 from headrace.config.field import LOADED
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, resolve_code
 from headrace.config.python_words import in_python, speaks_python
-from headrace.config.schema import Config
+from headrace.config.schema import Config, Data
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.config.section_model import norm_choice
 from headrace.config.typed_options import FitOptions, ModelOptions, Options
@@ -35,8 +35,14 @@ from headrace.core.process import tuned_interpreter
 from headrace.core.stored_copy import here
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
-from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
-from headrace.data.sets.catalog import numbered_classes
+from headrace.data.sets.arrays import (
+    ImageSpec,
+    array_dataset,
+    array_source,
+    check_class_names,
+    named_outputs,
+    no_labels,
+)
 from headrace.data.sets.objects import Labelled
 from headrace.data.sets.workers import Workers
 from headrace.engine.devices import start_devices, start_run_devices
@@ -51,6 +57,8 @@ from headrace.plan.batch import make_batch_plan
 from headrace.plan.plan import Plan
 from headrace.rows.exports import find_export, format_of
 from headrace.rows.optimizers.given import GIVEN, OptimizerFunction
+from headrace.rows.row import Scale
+from headrace.rows.tasks import CLASSIFICATION, TASKS
 from headrace.run.callback_forms import CallbackLike, check_callbacks
 from headrace.run.choices import definition_remarks, settle, with_choices, with_definition, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Metrics, check_optimizer
@@ -102,11 +110,10 @@ from headrace.run.model_inputs import (
 )
 from headrace.run.named_weights import load_file, load_named, pixels_of_weights
 from headrace.run.network_summary import Report, Summary, network_summary, shape_text
-from headrace.run.prediction import Predictions, find_images, logits_of, predict, softmax
+from headrace.run.prediction import Predictions, find_images, logits_of, predict
 from headrace.run.read_weights import find_checkpoint, form_in, weights_in
 from headrace.run.run_result import RunResult
 from headrace.run.validator import Validator, predict_all
-from headrace.telemetry.validation_report import validation_report
 from headrace.weights.input_form import InputForm
 from headrace.weights.named import facts_of, is_path
 from headrace.weights.weights import AUTO, EMA, RAW, Weights
@@ -165,7 +172,9 @@ class Model:
             self._code_network = made.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
             self._network, self._fixed_shape = self._code_network, True
             names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
-            self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
+            self._spec = ImageSpec(
+                image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names, task=self.config.data.task
+            )
         self._carried: Mapping[str, Any] = {}  # the options of the run that it was loaded from
         self._weights: Weights | None = None
         self._measured = CustomParts()  # loss and metrics of the last fit
@@ -207,7 +216,7 @@ class Model:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, in the order of their labels."""
-        return self._spec.class_names or numbered_classes(self._spec.num_classes)
+        return self._spec.class_names or named_outputs(self._spec)
 
     @property
     def params(self) -> dict[str, Any] | None:
@@ -379,7 +388,7 @@ class Model:
             raise ConfigError("validation_split is given beside validation_data.", remedy="Leave one of them out.")
         source, remarks = array_source(images, labels, spec), ()
         if fraction is not None:
-            names = spec.class_names or numbered_classes(spec.num_classes)
+            names = spec.class_names or named_outputs(spec)
             (images, labels), validation_data, remarks = held_out(images, labels, fraction, names)
             source = array_source(images, labels, spec)
         held = (
@@ -461,7 +470,7 @@ class Model:
         with closing(Validator(design, dataset, _devices(design))) as validator:
             validator.compile(state)
             sums, _ = validator.finish(validator.start(state))[weights]
-        return Report(validation_report(sums, dataset.info.class_names, design.custom.metric_rows))
+        return Report(design.report(sums))
 
     @speaks_python
     @tuned_interpreter()
@@ -470,15 +479,17 @@ class Model:
         self._load_given_weights()
         paths = image_paths(images)
         if paths is None:
-            shares = softmax(self.logits(images, weights=weights))
-            return Predictions(shares.astype(np.float32), self.class_names)
+            task = TASKS[self._spec.task]
+            shares = task.answer(self.logits(images, weights=weights), self._spec.scale)
+            return Predictions(shares.astype(np.float32), self.class_names, task=task)
         files, chosen = self._with_files(paths, weights)
         shares = np.full((len(files), self.network.num_classes), np.nan, np.float32)
         found = list(predict(chosen, files, self.network.num_classes, positive(batch_size, "batch_size")))
         for row, prediction in zip(shares, found, strict=True):
             for number, share in prediction.best:
                 row[number] = share
-        return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
+        problems = [prediction.problem for prediction in found]
+        return Predictions(shares, self.class_names, files, problems, chosen.task)
 
     @speaks_python
     @tuned_interpreter()
@@ -496,7 +507,7 @@ class Model:
             dataset = picture_evaluation(images, config.data, self._known_spec())
         else:
             config = self._resolve(self._evaluation_options(), by_code=True).config
-            dataset = self._array_evaluation(config, (images, np.zeros(len(images), np.int32)))
+            dataset = self._array_evaluation(config, (images, no_labels(self._known_spec(), len(images))))
         design = self._evaluation_design(config, dataset)
         weights = self._chosen(weights)
         state = self._state(design, weights)
@@ -585,6 +596,8 @@ class Model:
         dataset = array_dataset(self.config.data, self._known_spec(), None, None)
         custom = CustomParts(network=self._code_network, dataset=dataset)
         saved = {name: value for name, value in self._last_options.items() if name not in IMAGE_OPTIONS}
+        if self._spec.scale.std:
+            saved |= {"target_mean": self._spec.scale.mean, "target_std": self._spec.scale.std}
         manifest = {
             "step": trained.step,
             "epoch": trained.epoch,
@@ -683,6 +696,7 @@ class Model:
         names, form = tuple(checkpoint.manifest.get("class_names", ())), form_in(checkpoint)
         if self._network is None and names and form:
             self._network = build_network(self.config.model, len(names), form.image_hwc)
+        saved = checkpoint.manifest["config"]["values"]
         loaded = self._weights = weights_in(checkpoint, better, self.network)
         self._spec = replace(
             self._spec,
@@ -693,6 +707,8 @@ class Model:
             normalization=form.normalization if form else "",
             channel_mean=form.mean if form else (),
             channel_std=form.std if form else (),
+            task=str(saved.get("task", CLASSIFICATION.name)),
+            scale=Scale(mean=tuple(saved.get("target_mean") or ()), std=tuple(saved.get("target_std") or ())),
         )
         return self
 
@@ -783,6 +799,8 @@ class Model:
                 normalization=form.normalization,
                 channel_mean=form.mean,
                 channel_std=form.std,
+                task=self._spec.task,
+                scale=self._spec.scale,
             )
         self._weights = replace(loaded, origin=path.name)
 
@@ -797,9 +815,15 @@ class Model:
             label=chosen,
             class_names=self.class_names,
             input_form=InputForm.of_data(info, self.config),
-            resolved=self._resolved,
+            resolved=replace(self._resolved, config=replace(self.config, data=self._known_targets())),
             by_code=frozenset({"dataset"}),
         )
+
+    def _known_targets(self) -> Data:
+        """Return the options of the data with the task and the scale of its targets, which weights bring along."""
+        scale = self._spec.scale
+        means, stds = scale.mean or None, scale.std or None
+        return replace(self.config.data, task=self._spec.task, target_mean=means, target_std=stds)
 
     def _remember(self, design: Design) -> None:
         self._network = self._code_network or design.network

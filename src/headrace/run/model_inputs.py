@@ -16,6 +16,7 @@ from headrace.data.sets.catalog import usual_statistics
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
+from headrace.rows.tasks import CLASSIFICATION
 
 _REFUSED = {
     "training": "fit trains, evaluate and predict do not.",
@@ -113,6 +114,8 @@ def spec_of(info: DataInfo) -> ImageSpec:
         normalization=info.normalization,
         channel_mean=info.channel_mean,
         channel_std=info.channel_std,
+        task=info.task,
+        scale=info.scale,
     )
 
 
@@ -155,8 +158,10 @@ def unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: An
     """Return what is known of a shipped network's images before it has seen any; 0 is not known."""
     if shape is not None and (len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape)):
         raise ConfigError(f"input_shape is {shape!r}.", rule="It is (height, width, channels) of an image.")
-    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 2):
-        raise ConfigError(f"num_classes is {num_classes!r}.", rule="It is a whole number of 2 or more.")
+    task = config.data.task
+    least = 2 if task == CLASSIFICATION.name else 1
+    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < least):
+        raise ConfigError(f"num_classes is {num_classes!r}.", rule=f"It is a whole number of {least} or more.")
     classes = num_classes or (len(names) if names is not None else 0)
     size = config.data.image_size or find_variant(config.model.model_name).image_size
     height, width, channels = shape or (size, size, config.data.num_channels)
@@ -164,6 +169,7 @@ def unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: An
         image_hwc=(height, width, channels),
         num_classes=classes,
         class_names=check_class_names(names, classes) if names is not None else (),
+        task=task,
     )
 
 

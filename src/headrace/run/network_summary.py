@@ -11,8 +11,12 @@ class Report(dict[str, Any]):
     """The result of an evaluation: num_samples, loss, top1, top5, classes, confusion_matrix and more by name."""
 
     def __repr__(self) -> str:
-        beside = {row.name: self[row.name] for row in OF_CLASSES if self._is_uneven() and self[row.name] is not None}
-        numbers = {"loss": self["loss"], "top1": self["top1"], **beside, **self.get("metrics", {})}
+        if "task" in self:
+            numbers = {"loss": self["loss"], **self["metrics"]}
+        else:
+            rows = OF_CLASSES if self._is_uneven() else ()
+            beside = {row.name: self[row.name] for row in rows if self[row.name] is not None}
+            numbers = {"loss": self["loss"], "top1": self["top1"], **beside, **self.get("metrics", {})}
         means = ", ".join(f"{name}={value:.4f}" for name, value in numbers.items())
         return f"Report(num_samples={self['num_samples']}, {means})"
 

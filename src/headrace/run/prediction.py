@@ -14,29 +14,35 @@ import numpy as np
 from headrace.config.field import COMMAND_LINE
 from headrace.config.layers import Given
 from headrace.config.load import with_values
-from headrace.core.errors import DataError
-from headrace.core.units import format_percent
+from headrace.core.errors import ConfigError, DataError
 from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.feeding.fetch import FetchImages
 from headrace.data.sets.samples import FileSamples, Samples
 from headrace.engine.devices import replica_mesh
-from headrace.engine.forward import LOGITS, PROBABILITIES, EvalSpec, Reducer, WholeForward
+from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.engine.ready import outputs
+from headrace.rows.row import Task
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL, REGRESSION
 from headrace.weights.input_form import InputForm
 from headrace.weights.weights import Weights
 
 _SHOWN, _CLASSES = 10, 3  # images and classes in a text
+_HALF = 0.5  # a label of a greater probability is answered
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Predicted:
-    """The prediction for one image: its classes, best first. `problem` says why a file could not be read."""
+    """The prediction for one image: its classes or labels, best first; targets in their order, with their values.
+
+    `problem` says why a file could not be read.
+    """
 
     source: str  # the file, or the number of the image
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
     problem: str = ""
+    task: Task = CLASSIFICATION
 
     @property
     def name(self) -> str:
@@ -50,13 +56,15 @@ class Predicted:
 
     def __repr__(self) -> str:
         best = zip(self.classes[:_CLASSES], self.probabilities, strict=False)
-        return f"{self.source}: {', '.join(f'{name} {format_percent(share)}' for name, share in best) or self.problem}"
+        texts = [f"{name} {self.task.text(value)}" for name, value in best]
+        return f"{self.source}: {', '.join(texts) or self.problem}"
 
 
 class Predictions(Sequence[Predicted]):
     """Predictions for images, in their order: `probabilities` [N, classes], `labels` and `names` [N].
 
-    A file that could not be read has NaN everywhere, and the label -1.
+    A file that could not be read has NaN everywhere, and the label -1. Of a regression `values` [N, targets] are the
+    numbers; of several labels `labels` [N, labels] says which ones are more likely than not, `names` has theirs.
     """
 
     def __init__(
@@ -65,19 +73,32 @@ class Predictions(Sequence[Predicted]):
         class_names: Sequence[str],
         files: Sequence[Path] = (),
         problems: Sequence[str] = (),
+        task: Task = CLASSIFICATION,
     ) -> None:
         self.probabilities, self.class_names, self.files = probabilities, tuple(class_names), tuple(files)
+        self.task = task
         self.problems = tuple(problems) or ("",) * len(probabilities)
 
     @property
+    def values(self) -> np.ndarray:
+        """The answers [N, outputs]: the targets of a regression, else the probabilities."""
+        return self.probabilities
+
+    @property
     def labels(self) -> np.ndarray:
-        """The number of the best class of each image."""
+        """The number of the best class of each image; of several labels, which are likelier than not."""
+        if self.task is REGRESSION:
+            raise ConfigError("A regression has no labels.", remedy="`values` are its numbers.")
+        if self.task is MULTILABEL:
+            return self.probabilities > _HALF
         readable = ~np.isnan(self.probabilities).any(1)
         return np.where(readable, np.nan_to_num(self.probabilities).argmax(1), -1)
 
     @property
-    def names(self) -> list[str]:
-        """The name of the best class of each image."""
+    def names(self) -> list[Any]:
+        """The name of the best class of each image; of several labels, the names of those that it has."""
+        if self.task is MULTILABEL:
+            return [tuple(self.class_names[k] for k in np.flatnonzero(row)) for row in self.labels]
         return [self.class_names[label] if label >= 0 else "" for label in self.labels]
 
     def __len__(self) -> int:
@@ -88,12 +109,13 @@ class Predictions(Sequence[Predicted]):
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         shares = self.probabilities[number]
-        order = np.argsort(-shares, kind="stable") if not self.problems[number] else []
+        order = order_of(shares, self.task) if not self.problems[number] else []
         return Predicted(
             source=str(self.files[number]) if self.files else f"image {range(len(self))[number]}",
             classes=tuple(self.class_names[i] for i in order),
             probabilities=tuple(float(shares[i]) for i in order),
             problem=self.problems[number],
+            task=self.task,
         )
 
     def __iter__(self) -> Iterator[Predicted]:
@@ -108,11 +130,9 @@ class Predictions(Sequence[Predicted]):
         return "".join(f"<div>{escape(line)}</div>" for line in repr(self).splitlines())
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities [N, classes] in float64."""
-    # Less the largest: the exponential of a logit above 709 would be infinite.
-    shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    return shares / shares.sum(1, keepdims=True)
+def order_of(answers: np.ndarray, task: Task) -> np.ndarray:
+    """Return the numbers of the outputs as people are told them: the best first, targets in their order."""
+    return np.argsort(-answers, kind="stable") if task.are_shares else np.arange(len(answers))
 
 
 # From files and folders to probabilities.
@@ -152,11 +172,12 @@ def predict(
     weights: Weights, files: Sequence[Path], top_k: int = 5, batch_size: int = 32, *, keep_shares: bool = False
 ) -> Iterator[Prediction]:
     """Yield a prediction for every file, in order."""
-    for file, problem, share in _outputs(weights, files, batch_size, PROBABILITIES):
+    for file, problem, logits in _outputs(weights, files, batch_size):
         if problem:
             yield Prediction(file=file, problem=problem)
             continue
-        best = np.argsort(-share, kind="stable")[:top_k]
+        share = weights.answers(logits[None])[0]
+        best = order_of(share, weights.task)[: top_k if weights.task.are_shares else None]
         yield Prediction(
             file=file,
             best=tuple((int(number), float(share[number])) for number in best),
@@ -167,7 +188,7 @@ def predict(
 def logits_of(weights: Weights, files: Sequence[Path], batch_size: int = 32) -> np.ndarray:
     """Return the logits [N, classes] of files, in order; one that cannot be read is refused."""
     rows = []
-    for file, problem, row in _outputs(weights, files, batch_size, LOGITS):
+    for file, problem, row in _outputs(weights, files, batch_size):
         if problem:
             raise DataError(
                 f"{file}: {problem.rstrip('.')}.",
@@ -178,12 +199,10 @@ def logits_of(weights: Weights, files: Sequence[Path], batch_size: int = 32) -> 
     return np.stack(rows)
 
 
-def _outputs(
-    weights: Weights, files: Sequence[Path], batch_size: int, reducer: Reducer
-) -> Iterator[tuple[Path, str, np.ndarray]]:
-    """Yield (file, why it cannot be read, output); batches all have one size, so one program is compiled."""
+def _outputs(weights: Weights, files: Sequence[Path], batch_size: int) -> Iterator[tuple[Path, str, np.ndarray]]:
+    """Yield (file, why it cannot be read, logits); batches all have one size, so one program is compiled."""
     size = min(batch_size, len(files))
-    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(weights, reducer))
+    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(weights))
     batches = [files[first : first + size] for first in range(0, len(files), size)]
     form, problems = weights.form, list[list[str]]()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -206,7 +225,7 @@ def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
     return [number for number in found if number is not None] if None not in found else []
 
 
-def _forward_spec(weights: Weights, reducer: Reducer) -> EvalSpec:
+def _forward_spec(weights: Weights) -> EvalSpec:
     return EvalSpec(
         network=weights.network,
         fetch=FetchImages(weights.form.preprocess.with_seed(0)),
@@ -214,7 +233,7 @@ def _forward_spec(weights: Weights, reducer: Reducer) -> EvalSpec:
         num_replicas=1,
         matmul_precision=weights.config.numerics.matmul_precision,
         stable_norm=weights.config.model.stable_norm,
-        reducer=reducer,
+        reducer=LOGITS,
         flip=weights.config.validation.validation_flip,
         shift=weights.config.validation.validation_shift,
     )

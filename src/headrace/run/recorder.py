@@ -51,7 +51,7 @@ from headrace.telemetry.metric_totals import NOTHING_UNLOGGED, HostMetrics, Metr
 from headrace.telemetry.model_verdict import Losses, model_verdict
 from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, TrainRecord, ValidationRecord, best_validation
 from headrace.telemetry.sinks import Sinks
-from headrace.telemetry.validation_report import report_file, validation_report, write_report
+from headrace.telemetry.validation_report import report_file, write_report
 from headrace.weights.input_form import InputForm
 
 
@@ -271,7 +271,7 @@ class RunRecorder:
             step=step,
             epoch=self._epoch(step),
             loss=sums.mean(sums.loss),
-            accuracy=sums.mean(sums.top1),
+            accuracy=math.nan if self._design.task.per_output else sums.mean(sums.top1),
             metrics=sums.metric_means(),
             validation_follows=self._design.config.validation.validation and self.steps.validation_due(step),
         )
@@ -565,8 +565,7 @@ class RunRecorder:
             self._elapsed_before += held
         results = {weights: sums for weights, (sums, _) in validator.finish(started).items()}
         seconds = held / len(results)
-        names, given = self._design.info.class_names, self._design.custom.metric_rows
-        reports = {weights: validation_report(sums, names, given) for weights, sums in results.items()}
+        reports = {weights: self._design.report(sums) for weights, sums in results.items()}
         if self._writes:
             self._directory.check()
             write_report(self._report_file(step), reports)
@@ -591,9 +590,9 @@ class RunRecorder:
             epoch=self._epoch(step),
             weights=weights,
             loss=report["loss"],
-            top1=report["top1"],
-            top5=report["top5"],
-            metrics={row.name: value for row in OF_CLASSES if (value := report[row.name]) is not None}
+            top1=report.get("top1"),
+            top5=report.get("top5"),
+            metrics={row.name: value for row in OF_CLASSES if (value := report.get(row.name)) is not None}
             | report.get("metrics", {}),
             num_samples=report["num_samples"],
             seconds=seconds,

@@ -63,8 +63,10 @@ class RunResult:
     state: State | None = None  # after the last step, on its devices; for code that trains without a Model
 
     def __repr__(self) -> str:
-        last = max((record.top1 for record in self.validation.values()), default=None)
+        last = max((record.top1 for record in self.validation.values() if record.top1 is not None), default=None)
         accuracy = f", top-1 {format_percent(last)} at the end" if last is not None else ""
+        for record in [] if last is not None else list(self.validation.values())[:1]:
+            accuracy = "".join(f", {name} {value:.4g}" for name, value in record.metrics.items()) + " at the end"
         return f"RunResult({self.outcome} at step {self.step}{accuracy}, {self.directory})"
 
     @property

@@ -250,9 +250,9 @@ def repeated(sweep: Sweep) -> list[Repeated]:
     groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for run in sweep.runs:
         summary = sweep.summary(run)
-        if summary is None or summary.best is None or summary.is_trial or not math.isfinite(summary.best.top1):
+        if summary is None or summary.score is None or not math.isfinite(summary.score):
             continue
         values = tuple((name, value) for name, value in run.values.items() if name not in REPEATED)
-        groups.setdefault(values, []).append(summary.best.top1)
+        groups.setdefault(values, []).append(summary.score)
     rows = [Repeated(values=dict(values), accuracies=tuple(found)) for values, found in groups.items()]
     return sorted(rows, key=lambda row: -row.mean)

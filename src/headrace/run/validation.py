@@ -31,7 +31,7 @@ from headrace.run.memory_advice import advise_on_memory
 from headrace.run.read_weights import weights_in
 from headrace.run.start_weights import adopt_weights
 from headrace.run.validator import Validator
-from headrace.telemetry.validation_report import validation_report, write_report
+from headrace.telemetry.validation_report import write_report
 from headrace.weights.weights import RAW, Weights
 
 ALL, LAST, BEST = "all", "last", "best"
@@ -108,7 +108,7 @@ def validate(
             num_good += 1
             results = validator.finish(validator.start(state))
             results = {weights.label if name == RAW else name: result for name, result in results.items()}
-            reports = {name: validation_report(sums, design.info.class_names) for name, (sums, _) in results.items()}
+            reports = {name: design.report(sums) for name, (sums, _) in results.items()}
             report_file = report_dir / f"{checkpoint.name}.json" if report_dir else None
             if report_file is not None:
                 write_report(report_file, {"checkpoint": str(checkpoint), "options": given} | reports)

@@ -77,7 +77,7 @@ class LineFormatter:
             f"epoch {record.epoch:.2f}" + (self.run.of_epochs if self.run else ""),
             f"step {record.step}" + (f"/{self.run.total_steps}" if self.run and self.run.of_epochs else ""),
             f"loss {record.loss:.4f}",
-            f"top-1 {format_percent(record.accuracy)}",
+            *([f"top-1 {format_percent(record.accuracy)}"] if record.accuracy is not None else []),
             *_metric_parts(record, self.run),
             f"lr {record.learning_rate:.4g}",
         ]
@@ -123,7 +123,9 @@ def run_start_line(run: RunStart) -> str:
 def validation_line(record: ValidationRecord, run: RunStart | None = None) -> str:
     """Return the line of a validation; `run` says which metrics of classes it shows."""
     parts = ["validation" if record.weights == "raw" else f"validation ({record.weights})"]
-    parts += [f"epoch {record.epoch:.2f}", f"top-1 {format_percent(record.top1)}"]
+    parts.append(f"epoch {record.epoch:.2f}")
+    if record.top1 is not None:
+        parts.append(f"top-1 {format_percent(record.top1)}")
     if record.top5 is not None:
         parts.append(f"top-5 {format_percent(record.top5)}")
     seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
@@ -153,7 +155,7 @@ def run_end_line(end: RunEnd, run: RunStart | None = None) -> str:
     """Return the last lines of a run: its result, how long it took, what its result and its time suffered from."""
     parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
     why = f"\n{end.reason}" if end.reason else ""
-    if end.best_top1 is not None:
+    if end.best_top1 is not None or end.best:
         parts.append(best_text(end.best or {"top1": end.best_top1}, run))
     if end.outcome != "compiled":  # nothing was trained
         parts.append(f"time to train {format_duration(end.time_to_train)}")
@@ -373,7 +375,10 @@ class BarConsole(Sink):
 
         metrics = {name: mean(lambda one, name=name: one.metrics[name]) for name in record.metrics}
         summary = replace(
-            record, loss=mean(lambda one: one.loss), accuracy=mean(lambda one: one.accuracy), metrics=metrics
+            record,
+            loss=mean(lambda one: one.loss),
+            accuracy=None if record.accuracy is None else mean(lambda one: one.accuracy or 0.0),
+            metrics=metrics,
         )
         self._in_epoch = []
         return summary

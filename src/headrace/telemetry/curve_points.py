@@ -1,5 +1,7 @@
 """The points of a run's curves: means over a few steps each, some hundreds in a run, however long its calls are."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from headrace.telemetry.metric_totals import HostMetrics
@@ -33,7 +35,8 @@ class CurvePoints:
         """Add a call that began after `first_step` steps; return the points that it completes."""
         # With nan_policy skip a bad step changes no weight, and must not make the mean of the others NaN.
         good = np.isfinite(metrics["loss"])
-        columns = [np.where(good, metrics[name], 0.0).tolist() for name in _SUMS]
+        is_class, none = "top1" in metrics, np.zeros(len(good))  # a task without classes has no hits
+        columns = [np.where(good, metrics.get(name, none), 0.0).tolist() for name in _SUMS]
         points, step, last_step = [], first_step, first_step + len(good)
         while step < last_step:
             size = steps_of_point(step)
@@ -43,7 +46,8 @@ class CurvePoints:
             self.sums = tuple(sum(column[rows], before) for column, before in zip(columns, self.sums, strict=True))
             if ends <= last_step:
                 rate = metrics["learning_rate"][ends - 1 - first_step]
-                points.append(self._completed(ends, float(rate), images_per_second))
+                point = self._completed(ends, float(rate), images_per_second)
+                points.append(point if is_class else replace(point, accuracy=None))
             step = ends
         return points
 

@@ -36,7 +36,7 @@ class Unlogged:
         # With nan_policy skip a bad step changes no weight, and must not make the mean of all others NaN.
         good = np.isfinite(metrics["loss"])
         # One after the other, as np.sum does not: the bits of a sum must not depend on how steps are cut into calls.
-        sums = {key: sum(metrics[key][good].tolist(), getattr(self, key)) for key in SUMS}
+        sums = {key: sum(metrics[key][good].tolist(), getattr(self, key)) for key in SUMS if key in metrics}
         custom = {
             name: sum(rows[good].tolist(), self.metrics.get(name, 0.0)) for name, rows in metric_sums(metrics).items()
         }
@@ -102,8 +102,8 @@ class MetricTotals:
             step=last_step,
             epoch=last_step / self.plan.steps.updates_per_epoch,
             loss=sums.mean(sums.loss),
-            accuracy=sums.mean(sums.top1),
-            top5=sums.mean(sums.top5),
+            accuracy=sums.mean(sums.top1) if "top1" in last else None,
+            top5=sums.mean(sums.top5) if "top5" in last else None,
             metrics=sums.metric_means(),
             # Of the last step: a mean over the steps of a record would be no rate that was ever used.
             learning_rate=last["learning_rate"][-1],

@@ -33,7 +33,9 @@ def model_verdict(losses: Losses | None, report: Mapping[str, Any] | None, *, ev
     """
     # One of them: a network that diverged often answers one class as well.
     diverged = _diverged(losses) if losses else ""
-    return diverged or (_not_finite(report) or _constant(report, evened_out=evened_out) if report else "")
+    if diverged or not report:
+        return diverged
+    return _not_finite(report) or ("" if "task" in report else _constant(report, evened_out=evened_out))
 
 
 def _not_finite(report: Mapping[str, Any]) -> str:

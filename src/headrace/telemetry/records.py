@@ -19,6 +19,7 @@ from headrace.core.json_text import parse_json
 from headrace.core.units import format_duration
 from headrace.rows.metrics import METRICS, OF_CLASSES, TOP1, UNEVEN
 from headrace.rows.row import Metric
+from headrace.rows.tasks import CLASSIFICATION
 
 METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.csv"
@@ -86,7 +87,8 @@ class RunStart(Record):
     dataset_digest: str = ""
     class_ratio: float | None = None  # training images of the largest class by those of the smallest
     seconds_left: float | None = None  # of a time budget; the number of steps is not known then
-    # Those that code asked for: name, title, unit and better of each.
+    task: str = CLASSIFICATION.name
+    # Those that code asked for, and those of another task than classification: name, title, unit and better of each.
     asked_metrics: tuple[dict[str, str], ...] = ()
 
     @property
@@ -105,12 +107,20 @@ class RunStart(Record):
         return self.metrics.get(self.monitor, TOP1)
 
     @property
+    def headline(self) -> Metric:
+        """The metric that tells how good a network is: top-1, of other tasks what is monitored."""
+        return TOP1 if self.task == CLASSIFICATION.name else self.monitored
+
+    @property
     def metrics_beside(self) -> tuple[Metric, ...]:
         """Those shown beside top-1: of classes where these are uneven, the one monitored, and what code asked for."""
         uneven = (self.class_ratio or 1.0) >= UNEVEN
         asked = {each.get("name") for each in self.asked_metrics} | {self.monitor}
         rows = (row for row in self.metrics.values() if not row.has_field)
-        return tuple(row for row in rows if row.name in asked or (uneven and row in OF_CLASSES))
+        shown = [row for row in rows if row.name in asked or (uneven and row in OF_CLASSES)]
+        if self.task == CLASSIFICATION.name:
+            return tuple(shown)
+        return tuple(sorted(shown, key=lambda row: row != self.monitored))  # what is monitored first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +130,7 @@ class TrainRecord(Record):
     kind: ClassVar[str] = "train"
     epoch: float
     loss: float
-    accuracy: float
+    accuracy: float | None = None  # of classes
     top5: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # those that code gave
     learning_rate: float
@@ -143,7 +153,7 @@ class CurvePoint(Record):
     kind: ClassVar[str] = "point"
     epoch: float
     loss: float
-    accuracy: float
+    accuracy: float | None = None  # of classes
     learning_rate: float
     images_per_second: float | None = None
 
@@ -156,7 +166,7 @@ class ValidationRecord(Record):
     epoch: float
     weights: str = "raw"
     loss: float
-    top1: float
+    top1: float | None = None  # of classes
     top5: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # those of classes, and those that code gave
     num_samples: int
@@ -210,6 +220,12 @@ def monitor_of(records: Iterable[Record]) -> Metric:
     """Return the metric by which a run compares its validations."""
     starts = [record for record in records if isinstance(record, RunStart)]
     return starts[-1].monitored if starts else TOP1
+
+
+def headline_of(records: Iterable[Record]) -> Metric:
+    """Return the metric that tells how good a run's network is."""
+    starts = [record for record in records if isinstance(record, RunStart)]
+    return starts[-1].headline if starts else TOP1
 
 
 def metrics_of(asked: Iterable[Mapping[str, str]]) -> dict[str, Metric]:

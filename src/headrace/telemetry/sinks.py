@@ -53,7 +53,7 @@ VALIDATION_COLUMNS: Columns = {
     "name": lambda r: r.checkpoint,
     "iteration": lambda r: r.step,
     "epoch": lambda r: r.epoch,
-    "val_acc": lambda r: 100 * r.top1,
+    "val_acc": lambda r: None if r.top1 is None else 100 * r.top1,
     "val_time": lambda r: r.seconds,
     "val_size": lambda r: r.num_samples,
     "img_per_sec": lambda r: r.images_per_second,
@@ -86,10 +86,11 @@ class TrainingTable:
         steps = sum(n for n, _ in self._window)
         # Weighted: records may stand for different numbers of steps.
         loss_avg = sum(n * r.loss for n, r in self._window) / steps
-        accuracy_avg = sum(n * r.accuracy for n, r in self._window) / steps
+        accuracy_avg = sum(n * (r.accuracy or 0.0) for n, r in self._window) / steps
+        batch_and_mean = (None, None) if record.accuracy is None else (100 * record.accuracy, 100 * accuracy_avg)
         values = (
             record.step, record.step, record.epoch, record.learning_rate, record.loss, loss_avg,
-            100 * record.accuracy, 100 * accuracy_avg, record.step_seconds, record.images_per_second,
+            *batch_and_mean, record.step_seconds, record.images_per_second,
             record.elapsed_seconds, None if record.top5 is None else 100 * record.top5, record.grad_norm,
             record.loss_scale, record.skipped_steps, record.infeed_wait_seconds,
         )  # fmt: skip

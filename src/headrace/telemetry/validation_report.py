@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,40 @@ import numpy as np
 
 from headrace.engine.objective import SCORES, given_sums, metric_sums
 from headrace.rows.metrics import METRICS, OF_CLASSES
-from headrace.rows.row import Metric
+from headrace.rows.row import NO_SCALE, Metric, Scale, Task
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL, REGRESSION
 from headrace.telemetry.line_file import replace_file
+from headrace.telemetry.output_report import label_report, number_report
 from headrace.telemetry.records import REPORTS
 
 _MOST_CONFUSED = 10
 
 
 def validation_report(
-    sums: Mapping[str, Any], class_names: Sequence[str], given: Iterable[Metric] = ()
+    sums: Mapping[str, Any],
+    names: Sequence[str],
+    given: Iterable[Metric] = (),
+    task: tuple[Task, Scale] = (CLASSIFICATION, NO_SCALE),
 ) -> dict[str, Any]:
-    """Return the report for sums over a validation set: loss, top1, top5, count, confusion[true class, predicted].
+    """Return the report of a task for sums over a validation set; `names` are those of the outputs.
 
-    `given` are the metrics that code gave, of which the sums have what they need.
+    `given` are the metrics besides those that every classification has, of which the sums have what they need.
+    """
+    row, scale = task
+    if row is CLASSIFICATION:
+        return _class_report(sums, names, given)
+    count = round(float(sums["count"]))
+    values = {metric.name: given_value(metric, sums) for metric in given} if count else {}
+    return {
+        "num_samples": count,
+        "loss": values.pop("loss", None),
+        "metrics": {name: value for name, value in values.items() if value is not None},
+        **_REPORTS[row.name](sums, names, scale),
+    }
+
+
+def _class_report(sums: Mapping[str, Any], class_names: Sequence[str], given: Iterable[Metric]) -> dict[str, Any]:
+    """Return the report for sums over a validation set: loss, top1, top5, count, confusion[true class, predicted].
 
     Classes without samples have no recall (null) and do not enter the balanced accuracy; classes that were never
     predicted have no precision.
@@ -47,6 +68,12 @@ def validation_report(
         "most_confused": _most_confused(confusion, class_names),
         "confusion_matrix": confusion.tolist(),
     }
+
+
+_REPORTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[str], Scale], dict[str, Any]]] = {
+    MULTILABEL.name: label_report,
+    REGRESSION.name: number_report,
+}
 
 
 def given_value(row: Metric, sums: Mapping[str, Any]) -> float | None:

@@ -11,6 +11,8 @@ from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.crop_resize import CUBIC_FAR, CUBIC_NEAR, CentreView
 from headrace.data.augmentation.preprocess import Preprocess
 from headrace.model.network import Network
+from headrace.rows.row import NO_SCALE, Scale, Task
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL
 from headrace.weights.onnx_graph import OPSET, Graph, require_onnx
 from headrace.weights.onnx_layers import write_layer
 
@@ -24,6 +26,8 @@ class OnnxForm:
 
     dtype: str = "float32"  # or float16; input, output, normalisation and softmax are float32 (or uint8) all the same
     view: CentreView | None = None
+    task: Task = CLASSIFICATION
+    scale: Scale = NO_SCALE  # of the targets of a regression
 
 
 PLAIN = OnnxForm()
@@ -52,14 +56,14 @@ def write_onnx(
         x = write_layer(graph.under(name), block, trees, shape, x)
     last = helper.make_node("Cast", [x], ["logits"], name="logits", to=kinds.FLOAT)
     graph.nodes.append(last if half else helper.make_node("Identity", [x], ["logits"], name="logits"))
-    graph.nodes.append(helper.make_node("Softmax", ["logits"], ["probabilities"], name="probabilities", axis=-1))
+    _answers(plain, form)
     kind = kinds.UINT8 if as_pixels else kinds.FLOAT
     rows, hw = ["batch", network.num_classes], ("height", "width") if form.view else network.input_hwc[:2]
     made = helper.make_graph(
         graph.nodes,
         network.name,
         [helper.make_tensor_value_info("images", kind, ["batch", *hw, network.input_hwc[2]])],
-        [helper.make_tensor_value_info(name, kinds.FLOAT, rows) for name in ("logits", "probabilities")],
+        [helper.make_tensor_value_info(name, kinds.FLOAT, rows) for name in ("logits", form.task.answers)],
         graph.initializers,
     )
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="headrace")
@@ -69,12 +73,28 @@ def write_onnx(
     return model.SerializeToString()
 
 
+def _answers(graph: Graph, form: OnnxForm) -> None:
+    """Write what the outputs say, in float32: `probabilities`, or `values` in the units of their targets."""
+    name = form.task.answers
+    helper = require_onnx()[0].helper
+    if form.task is CLASSIFICATION:
+        graph.nodes.append(helper.make_node("Softmax", ["logits"], [name], name=name, axis=-1))
+    elif form.task is MULTILABEL:
+        graph.nodes.append(helper.make_node("Sigmoid", ["logits"], [name], name=name))
+    else:
+        last = graph.under("values")
+        mean, std = (last.constant(np.array([each], np.float32)) for each in (form.scale.mean, form.scale.std))
+        scaled = last.node("Mul", ["logits", std])
+        graph.nodes.append(helper.make_node("Add", [scaled, mean], [name], name=name))
+
+
 def check_onnx(
     data: bytes,
     network: Network,
     as_pixels: bool,
     expected: Callable[[Any], Any],
     batches: Sequence[np.ndarray] = (),
+    form: OnnxForm = PLAIN,
     tolerance: float = TOLERANCE,
 ) -> float:
     """Compare the model in onnxruntime with the network; return the largest difference of logits, refuse a large one.
@@ -89,11 +109,11 @@ def check_onnx(
         batches = [rng.integers(0, 256, shape).astype(np.uint8) for shape in shapes]
         batches = batches if as_pixels else [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     for images in batches:
-        logits, probabilities = session.run(["logits", "probabilities"], {"images": images})
-        sums = np.asarray(probabilities).sum(-1)
+        logits, answers = map(np.asarray, session.run(["logits", form.task.answers], {"images": images}))
         difference = compare_logits(("The ONNX model", network.name), logits, expected(images), tolerance)
         worst = max(worst, difference)
-        assert np.allclose(sums, 1, atol=1e-4), sums
+        told = form.task.answer(logits, form.scale)
+        assert np.allclose(answers, told, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(told).max()))), answers
     return worst
 
 

@@ -9,13 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.load import Resolved, network_changes
-from headrace.config.schema import Config
+from headrace.config.schema import Config, Data
 from headrace.core.errors import CheckpointError
 from headrace.core.tree import PyTree, flatten_named
 from headrace.model.context import Ctx
 from headrace.model.network import Network
+from headrace.rows.row import Scale, Task
+from headrace.rows.tasks import CLASSIFICATION, TASKS
 from headrace.weights.input_form import InputForm
 
+_OUTPUTS = {
+    "classification": "softmax of the logits",
+    "multilabel": "sigmoid of the logits",
+    "regression": "target_mean + target_std x logits",
+}
 RAW, EMA, AUTO = "raw", "ema", "auto"
 Pair = tuple[PyTree, PyTree]  # params and running statistics
 
@@ -86,6 +93,21 @@ class Weights:
         return self.resolved.config
 
     @property
+    def task(self) -> Task:
+        """What the network was trained to say of an image."""
+        return TASKS[self.config.data.task] if self.resolved else CLASSIFICATION
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Return what outputs [N, C] say, in float64: the probabilities of classes or labels, or numbers."""
+        return self.task.answer(logits, self.scale)
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of the targets of a regression."""
+        data = self.config.data if self.resolved else Data()
+        return Scale(mean=tuple(data.target_mean or ()), std=tuple(data.target_std or ()))
+
+    @property
     def form(self) -> InputForm:
         """How images become the input."""
         assert self.input_form is not None, "weights of a plain file do not say what their network takes"
@@ -126,6 +148,12 @@ class Weights:
             matmul_precision=config.numerics.matmul_precision if compute_dtype == jnp.float32 else "default",
         )
 
+    def _described_task(self) -> dict[str, Any]:
+        if self.task is CLASSIFICATION:
+            return {}
+        scale = {"target_mean": list(self.scale.mean), "target_std": list(self.scale.std)} if self.scale.std else {}
+        return {"task": self.task.name, **scale}
+
     def describe(self) -> dict[str, Any]:
         """Return the description that is exported with the weights, as plain values."""
         form = self.form
@@ -140,7 +168,8 @@ class Weights:
             "interpolation": form.interpolation,
             "antialias": form.antialias,
             "class_names": list(self.class_names),
-            "output": "softmax of the logits",
+            "output": _OUTPUTS[self.task.name],
+            **self._described_task(),
             "checkpoint": Path(self.origin).name,
             "weights": self.label,
             "step": self.step,

@@ -27,7 +27,7 @@ _FIXED = 256  # positions per pixel in which the box is placed
 class MixedLabels(NamedTuple):
     """Several labels per sample, each with its weight in the target; column 0 is the sample's unmixed label."""
 
-    labels: Any  # int32 [n, k]
+    labels: Any  # int32 [n, k] of classes, else a number for each output [n, k, C]
     weights: Any  # float32 [n, k]; a row adds up to 1
 
 
@@ -83,14 +83,14 @@ def mix_images(images: Array, index: Array, epoch: Epoch, mix: Mix) -> Array:
 
 def mix_labels(labels: Array, index: Array, epoch: Epoch, mix: Mix) -> MixedLabels:
     """Return the labels [n] of a micro-batch mixed as `mix_images` does: 2 for each sample, 4 with mixup and cutmix."""
-    xp = array_module(labels)
-    columns, weights = [labels], [xp.ones(labels.shape, np.float32)]
+    xp, axis = array_module(labels), 0 if labels.ndim > 1 else None
+    columns, weights = [labels], [xp.ones(labels.shape[:1], np.float32)]
     if mix.mixup_alpha > 0:
         kept = mixup_weights(index, epoch, mix)
-        columns, weights = [labels, xp.roll(labels, 1)], [kept, 1 - kept]
+        columns, weights = [labels, xp.roll(labels, 1, axis)], [kept, 1 - kept]
     if mix.cuts:
         kept, shift = kept_share(cutmix_box(index, epoch, mix), mix), _cut_shift(len(labels))
-        columns += [xp.roll(each, shift) for each in columns]
+        columns += [xp.roll(each, shift, axis) for each in columns]
         weights = [each * kept for each in weights] + [xp.roll(each, shift) * (1 - kept) for each in weights]
     return MixedLabels(xp.stack(columns, 1), xp.stack(weights, 1).astype(np.float32))
 

@@ -127,19 +127,27 @@ class _Decoder:
             self._decode_next_of_class(sample, epoch, out)
 
     def _decode_next_of_class(self, sample: int, epoch: int, out: np.ndarray) -> None:
-        """Decode the next good sample of the class instead, trying each other sample at most once."""
+        """Decode the next good sample of the class instead, trying each other sample at most once.
+
+        Where a label is a number for each output, it is the one whose label is nearest.
+        """
         labels = self._samples.labels
-        same = np.flatnonzero(labels == labels[sample])
-        after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
+        if labels.ndim > 1:
+            far = np.square(labels.astype(np.float64) - labels[sample]).sum(1)
+            after = np.argsort(far, kind="stable")
+            after = after[after != sample]
+        else:
+            same = np.flatnonzero(labels == labels[sample])
+            after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
         for other in after.tolist():
             try:
                 self.original_hw[sample] = decode_into(self._samples, other, epoch, self._spec, out, self._scratch)
                 return
             except BadImage as error:
                 self._bad.add(self._split, other, self._samples.name(other), str(error))
+        which = f" of class {int(labels[sample])}" if labels.ndim == 1 else ""
         raise DataError(
-            f"No sample of class {int(labels[sample])} in {self._split} can be read, {self._samples.name(sample)} "
-            "included.",
+            f"No sample{which} in {self._split} can be read, {self._samples.name(sample)} included.",
             remedy="`headrace data verify` says what is wrong with each.",
         )
 

@@ -100,7 +100,8 @@ class Resident:
         """Return its shapes and devices, to compile with."""
         source, count = self._source, self._source.num_distinct
         images = jax.ShapeDtypeStruct((count, *source.image_hwc), source.dtype)
-        return self._put({"images": images, "labels": jax.ShapeDtypeStruct((count,), np.int32)}, "replicated")
+        labels = jax.ShapeDtypeStruct((count, *source.label_shape), source.labels.dtype)
+        return self._put({"images": images, "labels": labels}, "replicated")
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
@@ -120,7 +121,7 @@ class Resident:
 def make_resident(
     source: Source, put: Put, shard: ProcessShard = WHOLE, closing: threading.Event | None = None
 ) -> dict[str, jax.Array]:
-    """Return {images [N, H, W, C] in their stored dtype, labels int32 [N]} on the devices.
+    """Return {images [N, H, W, C] in their stored dtype, labels [N, ...]} on the devices.
 
     With several processes each decodes its shard of the images, and the devices exchange them.
     """

@@ -183,7 +183,10 @@ class EvalFeed(SplitFeed):
         kinds = {"index": ((), np.int32), "mask": ((), np.float32)}
         if self._reader is not None:
             dtype = np.uint8 if self._eight_bit else np.float32
-            kinds |= {"images": (self._source.image_hwc, dtype), "labels": ((), np.int32)}
+            kinds |= {
+                "images": (self._source.image_hwc, dtype),
+                "labels": (self._source.label_shape, self._source.labels.dtype),
+            }
         return {name: jax.ShapeDtypeStruct((*self._shape, *dims), dtype) for name, (dims, dtype) in kinds.items()}
 
     def _make(self, number: int) -> dict[str, np.ndarray]:

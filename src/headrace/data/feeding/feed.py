@@ -123,6 +123,7 @@ class TrainFeed(_PreparedFeed):
         self._reader = BlockReader(source, options, train=True) if self._resident is None else None
         # Before the prefetcher, whose thread counts into it at once.
         self.stats = FeedStats()  # what feeding cost so far
+        self._label_shape, self._label_dtype = source.label_shape, source.labels.dtype
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._to_read = self._spans()
         # Indices alone take no time to read.
@@ -153,7 +154,7 @@ class TrainFeed(_PreparedFeed):
         if self._reader is not None:
             hwc, dtype = self._image
             block["images"] = jax.ShapeDtypeStruct((*rows, *hwc), dtype)
-            block["labels"] = jax.ShapeDtypeStruct(rows, np.int32)
+            block["labels"] = jax.ShapeDtypeStruct((*rows, *self._label_shape), self._label_dtype)
         if self._boxes is not None:
             block["box"] = jax.ShapeDtypeStruct((*rows, 4), np.float32)
         return self._resident and self._resident.described(), self._put(block, "steps")

@@ -42,7 +42,7 @@ class FetchImages:
 
 
 def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> tuple[PyTree, PyTree]:
-    """Return (images float32 [B, H, W, C], labels int32 [B] or MixedLabels) of one micro-batch.
+    """Return (images float32 [B, H, W, C], labels [B, ...] or MixedLabels) of one micro-batch.
 
     `block` is {"index": [B]} with "epoch" and "seed" (one number each) for training, "images" and "labels" if they
     were sent, and "box" (one for each image) if the device crops.

@@ -12,10 +12,13 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.dataset import DataInfo, DataSet, counts_of, with_pixel_options
+from headrace.data.dataset import DataInfo, DataSet, scaled, with_pixel_options
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import NO_REGRESSION
+from headrace.data.sets.output_labels import array_labels, count_labels, output_names, scale_of
 from headrace.data.sets.source import Source, memory_source
+from headrace.rows.row import NO_SCALE, Scale
+from headrace.rows.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 ARRAYS = "arrays"  # the name of such a dataset
 DTYPES = ("uint8", "float32")
@@ -36,6 +39,8 @@ class ImageSpec:
     normalization: str = ""
     channel_mean: tuple[float, ...] = ()  # of the training images, on the scale 0 to 1
     channel_std: tuple[float, ...] = ()
+    task: str = CLASSIFICATION.name
+    scale: Scale = NO_SCALE  # of the targets of a regression
 
 
 def sequence_source(images: Any, labels: np.ndarray, first: np.ndarray) -> Source:
@@ -67,7 +72,7 @@ def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> S
     first = np.asarray(images[0]) if _count(images, what) else None
     is_array = hasattr(images, "shape") and hasattr(images, "dtype")
     _check_image(images if is_array else first, is_array, spec, what)
-    labels = _labels(labels, len(images), spec.num_classes, what)
+    labels = _labels(labels, len(images), spec, what)
     return memory_source(np.asarray(images), labels) if is_array else sequence_source(images, labels, np.asarray(first))
 
 
@@ -90,10 +95,14 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
             f"normalization {normalization} needs the mean of the training images, which this model has not seen.",
             remedy="Call fit or load first, or choose normalization='zero-one'.",
         )
+    scale, asked = spec.scale, (data.target_mean, data.target_std)
+    if spec.task == REGRESSION.name and source is not None and (not scale.std or None not in asked):
+        labels = np.zeros((0, spec.num_classes)) if train is None else train.labels
+        scale = scale_of(labels, spec.class_names or named_outputs(spec), data, "The data")
     info = DataInfo(
         name=ARRAYS,
         image_hwc=spec.image_hwc,
-        class_names=spec.class_names or numbered_classes(spec.num_classes),
+        class_names=spec.class_names or named_outputs(spec),
         num_train=len(train) if train is not None else 0,
         num_validation=len(validation) if validation is not None else 0,
         augmentation=augmentation,
@@ -101,11 +110,32 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
         channel_mean=mean or (0.0,) * spec.image_hwc[2],
         channel_std=std or (1.0,) * spec.image_hwc[2],
         image_dtype=dtype,
-        train_counts=() if train is None else counts_of(train.labels, spec.num_classes),
+        train_counts=() if train is None else count_labels(train.labels, spec.num_classes),
+        task=spec.task,
+        scale=scale,
     )
-    none = memory_source(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
+    none = no_images(spec, dtype)
     info = with_pixel_options(info, data) if dtype == "uint8" else info
-    return DataSet(info=info, train=none if train is None else train, validation=validation or none)
+    train, validation = (none if each is None else scaled(each, info) for each in (train, validation))
+    return DataSet(info=info, train=train, validation=validation)
+
+
+def no_images(spec: ImageSpec, dtype: str) -> Source:
+    """Return an empty split."""
+    return memory_source(np.zeros((0, *spec.image_hwc), dtype), no_labels(spec, 0))
+
+
+def no_labels(spec: ImageSpec, count: int) -> np.ndarray:
+    """Return labels for images that need none."""
+    row = TASKS[spec.task]
+    return np.zeros((count, spec.num_classes) if row.per_output else count, row.label_dtype)
+
+
+def named_outputs(spec: ImageSpec) -> tuple[str, ...]:
+    """Return names for outputs that have none."""
+    if spec.task == CLASSIFICATION.name:
+        return numbered_classes(spec.num_classes)
+    return output_names(spec.task, spec.num_classes)
 
 
 def channel_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -171,7 +201,7 @@ def _label_remedy(labels: np.ndarray) -> str:
     if labels.ndim == 2:
         return "Give labels[:, 0]." if labels.shape[1] == 1 else "If they are one-hot, give labels.argmax(axis=1)."
     if labels.dtype.kind == "f" and (labels % 1 != 0).any():
-        return NO_REGRESSION
+        return f"{NO_REGRESSION} In Python: task='regression'."
     if labels.ndim == 1 and labels.dtype.kind in "US":
         return "Number the names: class_names, labels = np.unique(labels, return_inverse=True)."
     return "Convert them: labels.astype(np.int32)." if labels.ndim == 1 else ""
@@ -222,15 +252,25 @@ def _dtype_remedy(images: Any) -> str:
     return "Scale them to 0 to 255 and give uint8; or to the numbers that the network is to see, and give float32."
 
 
-def _labels(labels: object, num_images: int, num_classes: int, what: str) -> np.ndarray:
-    """Return labels as int32 [N]; refuse anything that is not a class number."""
-    array = np.asarray(labels)
+def _labels(labels: object, num_images: int, spec: ImageSpec, what: str) -> np.ndarray:
+    """Return labels as int32 [N], by the task as a number for each output [N, C]; refuse anything else."""
+    array, num_classes = np.asarray(labels), spec.num_classes
+    if spec.task != CLASSIFICATION.name:
+        found = array_labels(array, spec.task, f"The {what}labels")
+        if len(found) != num_images:
+            raise DataError(f"There are {num_images:,} {what}images, but {len(found):,} labels.")
+        if found.shape[1] != num_classes:
+            raise DataError(
+                f"The {what}labels are {list(array.shape)}, the network has {num_classes} outputs.",
+                rule="Labels have a number for each output.",
+            )
+        return found
     # One-hot labels, which other libraries take: refused with the call that converts them.
     if array.ndim == 2 and array.shape[1] == num_classes:
         raise DataError(
             f"The {what}labels are {list(array.shape)}: one number for each class.",
             rule="A label is the number of one class.",
-            remedy="Give labels.argmax(axis=1).",
+            remedy="Give labels.argmax(axis=1); or, where an image has several, task='multilabel'.",
         )
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.core.units import format_list
 
-NO_REGRESSION = "Headrace sorts images into classes; predicting a number (regression) is not there."
+NO_REGRESSION = "Images are sorted into classes, unless --task regression asks for numbers."
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _NO_NUMBER = ("nan", "inf", "-inf", "na", "null", "none")  # how tables of numbers write what is missing
 # Classes for each image. Above the first, an image hardly ever shares its class with another one: the labels are

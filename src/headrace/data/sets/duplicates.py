@@ -17,6 +17,7 @@ DIGEST = np.dtype("S16")  # of an image's bytes; zero for one that could not be 
 _QUICK_FILES = 50_000  # the search at the start of a run is left out for sets with more files: it needs their sizes
 _ENDS = 4096  # bytes read of each end of a file before whole files are compared
 _NAMED_PAIRS = 3
+_APART = {1: "are in more than one class", 2: "have more than one label"}  # by the dims of all labels
 
 
 def digest_of(image: bytes | np.ndarray) -> bytes:
@@ -59,14 +60,15 @@ def quick_duplicates(splits: tuple[Samples, Samples]) -> list[str]:
 class _File(NamedTuple):
     split: int
     sample: int
-    label: int
+    label: int | tuple[float, ...]
     path: str
     size: int
     inode: tuple[int, int]  # with its device: the same for links to one file
 
 
 def _files(split: int, samples: Samples) -> Iterator[_File]:
-    for sample, label in enumerate(samples.labels.tolist()):
+    for sample, given in enumerate(samples.labels.tolist()):
+        label = tuple(given) if isinstance(given, list) else given
         path = samples.name(sample)
         try:
             facts = os.stat(path)  # noqa: PTH116 (a Path for each of many files costs more than the call)
@@ -114,7 +116,7 @@ def _sentences(splits: Sequence[Samples], groups: Iterable[Sequence[tuple[int, i
     repeated = 0
     for group in groups:
         names = [splits[split].name(sample) for split, sample in group]
-        labels = [int(splits[split].labels[sample]) for split, sample in group]
+        labels = [splits[split].labels[sample].tolist() for split, sample in group]
         held_out = [name for name, (split, _) in zip(names, group, strict=True) if split]
         other = next((n for n, label in zip(names, labels, strict=True) if label != labels[0]), None)
         if held_out and len(held_out) < len(group):
@@ -130,7 +132,7 @@ def _sentences(splits: Sequence[Samples], groups: Iterable[Sequence[tuple[int, i
             f"{_pairs(leaked)}"
         )
     if confused:
-        wrong.append(f"{len(confused):,} image(s) are in more than one class: {_pairs(confused)}")
+        wrong.append(f"{len(confused):,} image(s) {_APART[splits[0].labels.ndim]}: {_pairs(confused)}")
     return wrong, [f"{repeated:,} image(s) repeat another one of their class and split"] if repeated else []
 
 

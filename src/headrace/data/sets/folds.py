@@ -15,6 +15,7 @@ from headrace.data.dataset import resolved_set
 from headrace.data.sets.formats.csv import columns_of, read_csv_set
 from headrace.data.sets.formats.folder import ClassFolders, read_folders
 from headrace.data.sets.held_out import HELD_OUT
+from headrace.rows.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from headrace.config.schema import Data
@@ -64,6 +65,12 @@ def _listed(data: "Data") -> tuple[ClassFolders, bool]:
     """Return the images of a folder or a CSV file, and whether they have a validation part of their own."""
     data = resolved_set(data)
     kind = data.dataset
+    if data.task != CLASSIFICATION.name:
+        raise ConfigError(
+            f"--folds with the task {data.task}.",
+            rule="Folds share out the images of each class.",
+            remedy="Leave --folds out, or give several seeds: --seed 1,2,3.",
+        )
     if kind == "csv":
         found = read_csv_set(
             Path(data.labels or "").expanduser(), data.dataset_path, data.validation_split, columns_of(data)

@@ -58,12 +58,16 @@ def held_out_mask(names: Iterable[str], labels: np.ndarray, fraction: float) -> 
 
 
 def never_validated(class_names: tuple[str, ...], validation_labels: np.ndarray) -> tuple[str, ...]:
-    """Return a remark on classes that have images, but none in the validation part."""
-    counts = np.bincount(validation_labels, minlength=len(class_names))
+    """Return a remark on classes that have images, but none in the validation part; numbers have no classes."""
+    if validation_labels.ndim > 1 and validation_labels.dtype != np.uint8:
+        return ()
+    several = validation_labels.ndim > 1
+    counts = validation_labels.sum(0) if several else np.bincount(validation_labels, minlength=len(class_names))
     missing = [class_names[label] for label in np.flatnonzero(counts == 0)]
     if not missing:
         return ()
-    return (f"{len(missing):,} of {len(counts):,} classes have no validation image: {_named(missing)}",)
+    word = "labels" if several else "classes"
+    return (f"{len(missing):,} of {len(counts):,} {word} have no validation image: {_named(missing)}",)
 
 
 def _remarks(class_names: tuple[str, ...], sizes: np.ndarray, counts: np.ndarray, fraction: float) -> tuple[str, ...]:

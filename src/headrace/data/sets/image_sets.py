@@ -12,8 +12,10 @@ from headrace.data.sets.formats.folder import refuse_loose_images
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.known_sets import locate_set
 from headrace.data.sets.mirror import mirror_of
+from headrace.data.sets.output_labels import refuse_kind
 from headrace.data.sets.selected import said_of
 from headrace.rows.formats import DETECTED, FORMATS
+from headrace.rows.tasks import CLASSIFICATION
 
 
 def detect_kind(path: Path) -> str | None:
@@ -79,6 +81,8 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
     if found is None:
         known = "; ".join(row.says for row in DETECTED)
         raise DataError(f"{path.absolute()} holds no images.", rule=f"Searched for {known}.")
+    if data.task != CLASSIFICATION.name and not FORMATS[found].any_label:
+        refuse_kind(data.task, str(path.absolute()))
     images = importlib.import_module(FORMATS[found].module).open_set(path, data)
     if mirror := mirror_of(path):
         images = replace(images, place=mirror.store.address)

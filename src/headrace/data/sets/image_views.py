@@ -12,6 +12,7 @@ from headrace.data.sets.bad_samples import BadSamples
 from headrace.data.sets.cached_samples import KEPT, Budget, CachedSamples
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.source import Source
+from headrace.rows.tasks import REGRESSION
 
 _LARGE = 224  # the usual side
 
@@ -43,7 +44,7 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     if name == "auto":
         name = (
             "valid"
-            if size < MIN_CROPPED
+            if size < MIN_CROPPED or data.task == REGRESSION.name  # a part of an image may have another number
             else "reference"
             if data.dataset in ("imagenet", "tfrecord")
             else "torchvision"

@@ -35,7 +35,7 @@ class Samples(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """Return the label of every sample, int32."""
+        """Return the label of every sample: int32 [n] of classes, else a number for each output, [n, C]."""
         ...
 
     def __len__(self) -> int: ...
@@ -63,12 +63,17 @@ def read_all(handle: int) -> bytes:
     return data
 
 
+def of_dtype(labels: np.ndarray) -> np.ndarray:
+    """Return numbers of classes as int32, other labels as they are."""
+    return labels.astype(np.int32) if labels.ndim == 1 else labels
+
+
 class FileSamples:
     """Images that are each a file."""
 
     def __init__(self, root: Path, files: Sequence[str], labels: np.ndarray) -> None:
         assert len(files) == len(labels)
-        self._root, self._files, self.labels = str(root).rstrip("/"), files, labels.astype(np.int32)
+        self._root, self._files, self.labels = str(root).rstrip("/"), files, of_dtype(labels)
 
     def __len__(self) -> int:
         return len(self._files)

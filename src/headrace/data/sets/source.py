@@ -21,7 +21,7 @@ _BYTES = np.dtype(np.uint8)
 class Source:
     """One split. Sample `i` is image `i % num_distinct`; only synthetic sets have fewer images than samples."""
 
-    labels: np.ndarray  # of every sample, int32
+    labels: np.ndarray  # of every sample: int32 [n] of classes, else a number for each output [n, C]
     image_hwc: tuple[int, int, int]
     num_distinct: int  # how many different images there are
     read_into: ReadInto  # write the images of samples into memory of `dtype`; safe to call from several threads
@@ -38,12 +38,17 @@ class Source:
     original_hw: np.ndarray | None = None  # int32 [n, 2], of the images that were decoded, else 0
 
     def __post_init__(self) -> None:
-        assert self.labels.dtype == np.int32
+        assert self.labels.dtype == np.int32 or self.labels.ndim == 2
         # On the CPU a device array may share this memory, so it must never be written to.
         self.labels.flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one label."""
+        return self.labels.shape[1:]
 
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
         """Return the images of these samples [n, H, W, C] of `dtype`; safe to call from several threads."""

@@ -13,6 +13,7 @@ from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.class_check import check_classes
 from headrace.data.sets.held_out import hold_out
 from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.output_labels import strata, strata_names
 from headrace.data.sets.samples import Samples
 
 
@@ -48,10 +49,11 @@ def set_of_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet
     """Return the set of a table; without validation rows, hold out a fraction of each class by number."""
     train, validation, split_by, remarks = table.train, table.validation, "its two parts", ()
     parts = [part.labels for part in (train, validation) if part is not None]
-    doubts = check_classes(str(path), table.class_names, np.concatenate(parts))
+    together = np.concatenate(parts)
+    doubts = check_classes(str(path), table.class_names, together) if together.ndim == 1 else ()
     if validation is None:
-        rows = tuple(map(str, range(len(train))))
-        held_out = hold_out(rows, train.labels, data.validation_split, table.class_names, str(path), table.add)
+        rows, groups = tuple(map(str, range(len(train)))), strata_names(together, table.class_names)
+        held_out = hold_out(rows, strata(train.labels), data.validation_split, groups, str(path), table.add)
         train, validation = train.take(np.flatnonzero(~held_out.mask)), train.take(np.flatnonzero(held_out.mask))
         split_by, remarks = held_out.text, held_out.remarks
     slow = (

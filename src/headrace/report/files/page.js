@@ -204,8 +204,8 @@
     document.getElementById("scores").replaceChildren.apply(document.getElementById("scores"), found.best.map(function (row) {
       const line = make("button", { class: "score", "aria-pressed": String(row.name === found.name), title: "show where it saw " + row.name });
       const bar = make("i");
-      bar.style.width = (100 * row.share).toFixed(2) + "%";
-      line.append(make("span", {}, row.name), make("b", {}, (100 * row.share).toFixed(2) + " %"), bar);
+      bar.style.width = row.share === null ? "0" : (100 * row.share).toFixed(2) + "%";
+      line.append(make("span", {}, row.name), make("b", {}, row.text), bar);
       line.addEventListener("click", function () { explain(file, row.name); });
       return line;
     }));

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
 from headrace.data.augmentation.preprocess import preprocess
+from headrace.engine.objective import answers
 from headrace.run.check_images import CheckImages, network_input
 from headrace.run.exports.values import RESIZED_TOLERANCE, TOLERANCES, ExportOptions
 from headrace.weights.weights import Weights
@@ -61,7 +62,7 @@ def as_function(
         images = centre_view(images, view) if view is not None else images
         inputs = preprocess(images, None, 0, weights.form.preprocess, train=False) if as_pixels else images
         logits, _ = weights.network.apply(params, weights.stats, inputs, weights.context(jnp.dtype(dtype)))
-        return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+        return {"logits": logits, weights.task.answers: answers(logits, weights.task, weights.scale)}
 
     return apply
 

@@ -1,7 +1,8 @@
 """Images listed in a CSV file: a column of paths, a column of labels and, optionally, a column of splits.
 
 Columns are found by their names, in any order, separated by commas, semicolons or tabs. A path is relative to the
-dataset's path or to the folder of the CSV file. Labels are names of classes; numbers are sorted as numbers.
+dataset's path or to the folder of the CSV file. Labels are names of classes; numbers are sorted as numbers. By the task
+they are the names of several labels, columns of 0 and 1, or columns of numbers.
 """
 
 import csv
@@ -19,22 +20,26 @@ from headrace.data.sets.file_problem import Skipped
 from headrace.data.sets.formats.folder import ClassFolders
 from headrace.data.sets.held_out import hold_out, never_validated
 from headrace.data.sets.image_set import ImageSet
+from headrace.data.sets.output_labels import flags_of, numbers_of, strata, strata_names, tags_of
 from headrace.data.sets.samples import FileSamples
+from headrace.rows.tasks import CLASSIFICATION, MULTILABEL, REGRESSION
 
 PATH_NAMES = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_id")
 LABEL_NAMES = ("label", "class", "class_name", "category", "target")
+_MORE_NAMES = {MULTILABEL.name: ("labels", "tags"), REGRESSION.name: ("targets", "value", "y")}
 SPLIT_NAMES = ("split", "subset", "set", "fold")
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
     ("val", "valid", "validation", "dev", "eval"), "validation"
 )
 MAX_BYTES = 1 << 30
+_NUM_NAMED = 5
 _RULE = "The first line names the columns: path, label and, optionally, split (train, val or test)."
 
 
 class _Row(NamedTuple):  # made three times as fast as a frozen dataclass: there may be millions
     line: int
     path: str
-    label: str
+    labels: tuple[str, ...]  # one of a class, or of several labels; of other tasks a value of each column
     split: str  # train, validation, test, or empty where the file has no such column
 
 
@@ -44,11 +49,12 @@ class Columns(NamedTuple):
     image: str | None = None
     label: str | None = None
     suffix: str = ""
+    task: str = CLASSIFICATION.name
 
 
 def columns_of(data: Data) -> Columns:
     """Return the columns that options name."""
-    return Columns(data.image_column, data.label_column, data.image_suffix or "")
+    return Columns(data.image_column, data.label_column, data.image_suffix or "", data.task)
 
 
 def read_csv_set(
@@ -59,7 +65,8 @@ def read_csv_set(
         size = file.stat().st_size
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.", remedy="Check --labels.") from None
-    rows = _rows(file, size, columns or Columns())
+    named = columns or Columns()
+    rows, label_names = _rows(file, size, named)
     root = _root(file, dataset_path, rows)
     _refuse_missing(file, root, rows)
     splits = {row.split for row in rows}
@@ -69,32 +76,22 @@ def read_csv_set(
     # Images of a test split are not looked at while there is a validation split: otherwise it would be no test.
     unused = [row for row in rows if row.split == "test" and held_out == "validation"]
     used = [row for row in rows if row.split != "test" or held_out == "test"]
-    if (fraction := first_fraction(row.label for row in used)) is not None:
-        line = next(row.line for row in used if row.label == fraction)
-        raise DataError(
-            f"{file}, line {line:,}: the label is {fraction}, and all labels are numbers.",
-            rule=NO_REGRESSION,
-            remedy="Check which column holds the labels; where numbers are names of classes, add letters: x0.5.",
-        )
-    names = _class_names([row.label for row in used if row.split in ("", "train")])
-    number = {name: label for label, name in enumerate(names)}
-    if len(names) < 2:
-        raise DataError(f"{file} has only one class: {', '.join(names)}.", rule="There must be two or more.")
-    strange = next((row for row in used if row.label not in number), None)
-    if strange is not None:
-        raise DataError(
-            f"{file}, line {strange.line:,}: the class {strange.label!r} has no training image.",
-            rule="Validation can only ask for classes that were trained.",
-        )
-    labels = np.array([number[row.label] for row in used], np.int32)
-    doubts = check_classes(str(file), names, labels)
+    names, labels, doubts = _labels(file, used, label_names, named.task)
     if held_out:
         mask = np.array([row.split == held_out for row in used])
         split_by = f"its column of splits: train and {held_out}"
         remarks = never_validated(names, labels[mask])
     else:
-        part = hold_out([row.path for row in used], labels, validation_split, names, str(file), "a column split")
+        part = hold_out(
+            [row.path for row in used],
+            strata(labels),
+            validation_split,
+            strata_names(labels, names),
+            str(file),
+            "a column split",
+        )
         mask, split_by, remarks = part.mask, part.text, part.remarks
+        remarks = remarks if labels.ndim == 1 else (*remarks, *never_validated(names, labels[mask]))
     absolute = any(row.path.startswith("/") for row in used)
     # Text, not paths: a million of those take 15 s to make.
     paths = [os.path.join(str(root), row.path) if absolute else row.path for row in used]  # noqa: PTH118
@@ -119,7 +116,49 @@ def read_csv_set(
     )
 
 
-def _rows(file: Path, size: int, named: Columns) -> list[_Row]:
+def _labels(
+    file: Path, used: Sequence[_Row], columns: tuple[str, ...], task: str
+) -> tuple[tuple[str, ...], np.ndarray, tuple[str, ...]]:
+    """Return the names of classes, labels or targets, the labels of these rows, and what is to be said of them."""
+    if task == CLASSIFICATION.name:
+        return _classes(file, used)
+    places = [f"{file}, line {row.line:,}" for row in used]
+    if task == REGRESSION.name:
+        found = numbers_of([row.labels for row in used], columns, places)
+    elif len(columns) == 1:
+        found = tags_of([row.labels[0] for row in used], places, [row.split in ("", "train") for row in used])
+    else:
+        found = flags_of([row.labels for row in used], columns, places)
+    return found.names, found.labels, found.remarks
+
+
+def _classes(file: Path, used: Sequence[_Row]) -> tuple[tuple[str, ...], np.ndarray, tuple[str, ...]]:
+    """Return the names of the classes, the label of each row, and doubts about them."""
+    given = [row.labels[0] for row in used]
+    if (fraction := first_fraction(given)) is not None:
+        line = used[given.index(fraction)].line
+        raise DataError(
+            f"{file}, line {line:,}: the label is {fraction}, and all labels are numbers.",
+            rule=NO_REGRESSION,
+            remedy="Add --task regression; or check which column holds the labels; where numbers are names of classes, "
+            "add letters: x0.5.",
+        )
+    names = _class_names([label for label, row in zip(given, used, strict=True) if row.split in ("", "train")])
+    number = {name: label for label, name in enumerate(names)}
+    if len(names) < 2:
+        raise DataError(f"{file} has only one class: {', '.join(names)}.", rule="There must be two or more.")
+    strange = next((row for row in used if row.labels[0] not in number), None)
+    if strange is not None:
+        raise DataError(
+            f"{file}, line {strange.line:,}: the class {strange.labels[0]!r} has no training image.",
+            rule="Validation can only ask for classes that were trained.",
+        )
+    labels = np.array([number[label] for label in given], np.int32)
+    return names, labels, check_classes(str(file), names, labels)
+
+
+def _rows(file: Path, size: int, named: Columns) -> tuple[list[_Row], tuple[str, ...]]:
+    """Return the rows of the file, and the names of its columns of labels."""
     if not file.is_file():
         raise DataError(f"{file} is not a regular file.", remedy="Give a CSV file with --labels.")
     if size > MAX_BYTES:
@@ -134,12 +173,13 @@ def _rows(file: Path, size: int, named: Columns) -> list[_Row]:
             # By the header: values may contain any of them, names of columns hardly do. Excel writes semicolons where
             # the comma is a decimal sign.
             delimiter = max(",;\t", key=header.count)
-            columns = _columns(file, next(csv.reader([header], delimiter=delimiter), []), named)
+            heading = next(csv.reader([header], delimiter=delimiter), [])
+            columns = _columns(file, heading, named)
             table = csv.reader(lines, delimiter=delimiter, strict=True)
             line = 2
             for values in table:
                 if values:
-                    rows.append(_row(file, line, values, columns, named.suffix))
+                    rows.append(_row(file, line, values, columns, named))
                 line = table.line_num + 2
     except UnicodeDecodeError as error:
         raise DataError(
@@ -151,52 +191,66 @@ def _rows(file: Path, size: int, named: Columns) -> list[_Row]:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from None
     if not rows:
         raise DataError(f"{file} lists no images.", rule=_RULE)
-    return rows
+    return rows, tuple(heading[place].strip() for place in columns.labels)
 
 
-def _columns(file: Path, header: Sequence[str], named: Columns) -> tuple[int, int, int | None]:
+class _Places(NamedTuple):
+    """Where the columns are."""
+
+    path: int
+    labels: tuple[int, ...]
+    split: int | None
+
+
+def _columns(file: Path, header: Sequence[str], named: Columns) -> _Places:
     names = [name.strip().lower() for name in header]
-    for option, wanted in (("image_column", named.image), ("label_column", named.label)):
-        if wanted is not None and names.count(wanted.strip().lower()) != 1:
-            raise DataError(
-                f"{file}, line 1: {option} is {wanted}, and the columns are {', '.join(names)[:200] or 'not named'}.",
-                rule="It is the name of one column in the first line.",
-                remedy=did_you_mean(wanted, names),
-            )
-    path, label, split = (
+    wanted = [name.strip().lower() for name in (named.label or "").split(",") if name.strip()]
+    for option, given in (("image_column", [named.image] if named.image else []), ("label_column", wanted)):
+        for name in given:
+            if names.count(name.strip().lower()) != 1:
+                raise DataError(
+                    f"{file}, line 1: {option} is {name}, and the columns are {', '.join(names)[:200] or 'not named'}.",
+                    rule="It is the name of one column in the first line.",
+                    remedy=did_you_mean(name, names),
+                )
+    path, split = (
         next((names.index(name) for name in known if name in names), None)
-        for known in (
-            PATH_NAMES if named.image is None else (named.image.strip().lower(),),
-            LABEL_NAMES if named.label is None else (named.label.strip().lower(),),
-            SPLIT_NAMES,
-        )
+        for known in (PATH_NAMES if named.image is None else (named.image.strip().lower(),), SPLIT_NAMES)
     )
-    if path is None or label is None:
+    labels = [names.index(name) for name in wanted]
+    if not labels:
+        usual = LABEL_NAMES if named.task == CLASSIFICATION.name else (*LABEL_NAMES, *_MORE_NAMES[named.task])
+        labels = [names.index(name) for name in usual if name in names][:1]
+    if not labels and named.task != CLASSIFICATION.name and path is not None:
+        labels = [place for place in range(len(names)) if place not in (path, split)]
+    if path is None or not labels:
         raise DataError(
             f"{file}, line 1: the columns are {', '.join(names)[:200] or 'not named'}.",
             rule=_RULE,
             remedy="Name the others: --image-column NAME, --label-column NAME.",
         )
-    return path, label, split
+    return _Places(path, tuple(labels), split)
 
 
-def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int | None], suffix: str) -> _Row:
-    most = max(columns[0], columns[1], columns[2] or 0)
+def _row(file: Path, line: int, values: list[str], columns: _Places, named: Columns) -> _Row:
+    most = max(columns.path, *columns.labels, columns.split or 0)
     if len(values) <= most:
         raise DataError(
             f"{file}, line {line:,}: {len(values)} value(s), but {most + 1} columns are needed.", rule=_RULE
         )
-    path, label = values[columns[0]].strip(), values[columns[1]].strip()
-    if not path or not label or "\0" in path + label:
-        what, value = ("path", path) if not path or "\0" in path else ("label", label)
+    path, labels = values[columns.path].strip(), tuple(values[place].strip() for place in columns.labels)
+    # An image may have none of several labels.
+    empty = named.task != MULTILABEL.name and not all(labels)
+    if not path or empty or any("\0" in text for text in (path, *labels)):
+        what, value = ("path", path) if not path or "\0" in path else ("label", " ".join(labels))
         raise DataError(f"{file}, line {line:,}: the {what} is {value!r}.", rule=_RULE)
-    path += suffix
-    if columns[2] is None:
-        return _Row(line=line, path=path, label=label, split="")
-    given = values[columns[2]].strip().lower()
+    path += named.suffix
+    if columns.split is None:
+        return _Row(line=line, path=path, labels=labels, split="")
+    given = values[columns.split].strip().lower()
     if given not in SPLITS:
         raise DataError(f"{file}, line {line:,}: the split is {given[:40]!r}.", rule=f"Splits: {', '.join(SPLITS)}.")
-    return _Row(line=line, path=path, label=label, split=SPLITS[given])
+    return _Row(line=line, path=path, labels=labels, split=SPLITS[given])
 
 
 def _root(file: Path, dataset_path: str, rows: Sequence[_Row]) -> Path:

@@ -15,8 +15,10 @@ from headrace.core.units import format_bytes
 from headrace.data.sets.class_check import NO_REGRESSION
 from headrace.data.sets.image_set import ImageSet
 from headrace.data.sets.npz_file import StoredArray, stored_array
-from headrace.data.sets.samples import Content
+from headrace.data.sets.output_labels import array_labels, output_names
+from headrace.data.sets.samples import Content, of_dtype
 from headrace.data.sets.table_set import TableSet, names_of_classes, set_of_table
+from headrace.rows.tasks import CLASSIFICATION, REGRESSION
 
 _TRAIN_KEYS = (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels"), ("x", "y"))
 _VALIDATION_KEYS = (
@@ -39,7 +41,7 @@ class PixelSamples:
     def __init__(self, name: str, images: np.ndarray, labels: np.ndarray, numbers: np.ndarray | None = None) -> None:
         self._name, self._images, self._all_labels = name, images, labels
         self._numbers = np.arange(len(labels)) if numbers is None else numbers
-        self.labels = labels[self._numbers].astype(np.int32)
+        self.labels = of_dtype(labels[self._numbers])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,15 +62,15 @@ def fits(path: Path) -> bool:
     return path.suffix == ".npz" and path.is_file()
 
 
-def read_npz_set(path: Path) -> TableSet:
+def read_npz_set(path: Path, task: str = CLASSIFICATION.name) -> TableSet:
     """Return the splits of a file of arrays; anything that is not images and labels is a DataError."""
     try:
-        return _read_npz(path)
+        return _read_npz(path, task)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def _read_npz(path: Path) -> TableSet:
+def _read_npz(path: Path, task: str) -> TableSet:
     try:
         with zipfile.ZipFile(path) as archive:
             found = _stored_arrays(path, archive)
@@ -79,7 +81,7 @@ def _read_npz(path: Path) -> TableSet:
             wanted = {name: found[name] for name in (*sum(pairs, ()), "class_names") if name in found}
             # By what their headers say, all of them before any is unpacked: a compressed file may claim any size.
             for keys in pairs:
-                _refuse_other_arrays(path, found, keys)
+                _refuse_other_arrays(path, found, keys, task)
             _refuse_large_arrays(path, wanted, pairs)
             arrays = {name: stored.read(archive) for name, stored in wanted.items()}
     except DataError:
@@ -89,17 +91,31 @@ def _read_npz(path: Path) -> TableSet:
             f"{path} is not a good .npz file ({type(error).__name__}: {str(error)[:200]}).",
             remedy="Write it again with np.savez.",
         ) from None
-    parts = [_pixels(path, arrays, keys) for keys in pairs]
+    parts = [_pixels(path, arrays, keys, task) for keys in pairs]
     names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
     held_out = None
     if validation is not None:
         held_out = PixelSamples(f"{path}: {validation[0]}", *parts[1])
     return TableSet(
-        class_names=names_of_classes(path, names, [labels for _, labels in parts]),
+        class_names=_names(path, names, [labels for _, labels in parts], task),
         train=PixelSamples(f"{path}: {train[0]}", *parts[0]),
         validation=held_out,
         add="arrays val_images and val_labels",
     )
+
+
+def _names(path: Path, given: tuple[str, ...], labels: Sequence[np.ndarray], task: str) -> tuple[str, ...]:
+    """Return the names of classes or of other outputs."""
+    if task == CLASSIFICATION.name:
+        return names_of_classes(path, given, labels)
+    counts = {each.shape[1] for each in labels}
+    if len(counts) > 1 or (given and counts != {len(given)}):
+        numbers = " and ".join(map(str, sorted(counts)))
+        raise DataError(
+            f"{path}: the labels have {numbers} numbers for each image, and there are {len(given)} class_names.",
+            rule="Both parts have the same labels, and class_names, where it is there, a name for each.",
+        )
+    return output_names(task, counts.pop(), given)
 
 
 def _stored_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, StoredArray]:
@@ -120,7 +136,7 @@ def _pair(found: Collection[str], keys: Sequence[tuple[str, str]]) -> tuple[str,
     return next(((images, labels) for images, labels in keys if images in found and labels in found), None)
 
 
-def _refuse_other_arrays(path: Path, found: Mapping[str, StoredArray], keys: tuple[str, str]) -> None:
+def _refuse_other_arrays(path: Path, found: Mapping[str, StoredArray], keys: tuple[str, str], task: str) -> None:
     """Refuse arrays that are not images and labels of one number."""
     images, labels = found[keys[0]], found[keys[1]]
     # MNIST's usual form: grey images without a channel dim.
@@ -131,7 +147,14 @@ def _refuse_other_arrays(path: Path, found: Mapping[str, StoredArray], keys: tup
             rule="Images are uint8 [number, height, width] or [number, height, width, 1, 3 or 4].",
             remedy="Give channels last: images.transpose(0, 2, 3, 1)." if len(shape) == 4 else "",
         )
-    if labels.dtype.kind not in "iu" or labels.shape not in ((shape[0],), (shape[0], 1)):
+    if task != CLASSIFICATION.name:
+        if len(labels.shape) not in (1, 2) or labels.shape[0] != shape[0] or labels.dtype.kind not in "biuf":
+            raise DataError(
+                f"{path}: {keys[1]} is {labels} for {shape[0]:,} images.",
+                rule=f"With task {task}, labels are numbers: [images, labels]"
+                f"{' or [images]' * (task == REGRESSION.name)}.",
+            )
+    elif labels.dtype.kind not in "iu" or labels.shape not in ((shape[0],), (shape[0], 1)):
         raise _other_labels(path, keys[1], labels, shape[0], NO_REGRESSION if labels.dtype.kind == "f" else "")
 
 
@@ -156,13 +179,19 @@ def _refuse_large_arrays(path: Path, wanted: Mapping[str, StoredArray], pairs: S
         )
 
 
-def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = arrays[keys[0]], arrays[keys[1]].reshape(-1)
+def _pixels(
+    path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str], task: str
+) -> tuple[np.ndarray, np.ndarray]:
+    images = arrays[keys[0]]
+    images = images if images.ndim == 4 else images[..., None]
+    if task != CLASSIFICATION.name:
+        return images, array_labels(arrays[keys[1]], task, f"{path}: {keys[1]}")
+    labels = arrays[keys[1]].reshape(-1)
     if labels.min() < 0 or labels.max() >= 10**6:
         raise _other_labels(path, keys[1], f"{labels.dtype} from {labels.min()} to {labels.max()}", len(images))
-    return images if images.ndim == 4 else images[..., None], labels.astype(np.int32)
+    return images, labels.astype(np.int32)
 
 
 def open_set(path: Path, data: Data) -> ImageSet:
     """Read the arrays of both splits."""
-    return set_of_table("npz", path, data, read_npz_set(path))
+    return set_of_table("npz", path, data, read_npz_set(path, data.task))
