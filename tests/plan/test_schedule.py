@@ -96,6 +96,15 @@ def test_zero_bubble_waits_a_third_as_long_as_interleaved(S, G):
     assert all(S < each <= 2 * S for each in handed[1:])
 
 
+def test_two_stages_on_each_device_start_and_end_sooner():
+    """The numbers of docs/explanation/schedules.md."""
+    halves, quarters = equal_stages(0.5, 1), equal_stages(1, 2)
+    for name, whole, looped, stored in (("Interleaved", 33, 30, 12), ("ZeroBubble", 27, 26, 14)):
+        assert make_table(name, Work((0, 1, 2, 3), 8), quarters).total_time == whole
+        table = make_table(name, Work((0, 1, 2, 3, 0, 1, 2, 3), 8), halves)
+        assert (table.total_time, max(table.peak_by_device())) == (looped, stored)
+
+
 PEAKS = {
     "Grouped": lambda S, G, s: min(G, 2 * (S - s) - 1),
     "Interleaved": lambda S, G, s: min(G, S - s),
