@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 import headrace as hr
 from headrace.core.errors import ConfigError, DataError, HeadraceError
 from headrace.data.sets import objects
+from headrace.run.given_data import given_data
 from tests.data.image_files import smooth
 
 NAMES = ("cat", "dog")
@@ -250,6 +252,7 @@ def test_labels_beside_the_images_are_not_read_from_each(folder: Path) -> None:
     ("data", "words"),
     [
         (3, "The data is a int"),
+        (Items, "The data is a type"),
         ({"images": [1], "labels": [2]}, "The data is a dict"),
         (Items([(1, 2, 3)]), "An item of the data is a tuple"),
         (Items([{"picture": 1}]), "An item of the data is a dict of picture"),
@@ -296,3 +299,21 @@ def test_a_broken_picture_is_named(folder: Path, model: hr.Model) -> None:
         model.fit([b"nothing"] * 8, names * 2, max_bad_samples=0.0, **SMALL)
     with pytest.raises(DataError, match="4 images, but 3 labels"):
         model.fit(files, names[:3], **SMALL)
+
+
+def test_the_three_lines_of_a_refusal_are_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, kind in (("cat.jpg", "JPEG"), ("dog.png", "PNG")):
+        Image.fromarray(smooth(40, 50)).save(tmp_path / name, kind)
+    pairs = [(Image.fromarray(smooth(40, 50, seed=number)), number % 2) for number in range(4)]
+    taken: list[int] = []
+
+    def fit(data: object, labels: object = None, **options: object) -> None:
+        given = given_data(data, labels)
+        assert given.pictures is not None
+        taken.append(len(given.pictures))
+
+    names = {"model": SimpleNamespace(fit=fit), "dataset": Items(pairs), "stream": iter(pairs)}
+    for line in objects.EXAMPLE.splitlines()[1:]:
+        eval(line.strip(), names)
+    assert taken == [2, 4, 4]

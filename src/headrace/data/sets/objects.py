@@ -30,8 +30,8 @@ _THREADS = 8
 _ORIENTATION = 0x0112  # of EXIF
 _RULE = (
     "Data is a path or a name; images with their labels; a data frame with columns path and label; or an object whose "
-    "items are (image, label) or {'image': ..., 'label': ...}: one with len() and [i], or an iterable, which is kept "
-    "in memory."
+    "items are (image, label) or {'image': ..., 'label': ...}: one with len() and [i], an iterable, which is kept in "
+    "memory, or a hr.Stream, which is not."
 )
 EXAMPLE = """For example:
     model.fit([("cat.jpg", "cat"), ("dog.png", "dog")], validation_split=0.1)
@@ -227,7 +227,8 @@ class _Converted:
 
 
 def _is_indexed(data: object) -> bool:
-    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, Mapping | str | bytes)
+    other = isinstance(data, Mapping | str | bytes | type)
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not other
 
 
 def _is_frame(data: object) -> bool:

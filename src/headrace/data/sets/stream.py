@@ -19,7 +19,7 @@ from headrace.data.sets.source import Source
 
 EXAMPLE = """For example:
     model.fit(hr.Stream(make_items, length=50_000, num_classes=10), steps_per_epoch=100)
-    model.fit(hr.Stream(datasets.load_dataset(NAME, split="train", streaming=True)), validation_data=val)
+    model.fit(hr.Stream(load_dataset(NAME, split="train", streaming=True), length=50_000), validation_data=val)
     model.fit(list(itertools.islice(make_items(), 1000)), validation_split=0.1)"""
 _PEEKED = 32  # items whose sizes decide the network's input size
 _DRAWS = 4096  # random numbers made at a time
