@@ -139,3 +139,12 @@ def test_options_and_command_line_are_read_without_slow_imports():
 def test_files_open_with_what_they_are():
     wrong = [name_of(path) for path in FILES if tree_of(path).body and not ast.get_docstring(tree_of(path))]
     assert not wrong
+
+
+def test_a_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert not {name: files for name, files in places.items() if len(files) > 1}

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config.command_line import build_parser, take_options
 from headrace.config.load import Resolved, config_from, resolve
-from headrace.config.schema import Pipeline
+from headrace.config.schema import PipelineSection
 from headrace.core.errors import ConfigError
 
 
@@ -19,24 +19,24 @@ def resolved(line: str, name: str = "none", path: Path | None = None) -> Resolve
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("", Pipeline()),
-        ("--pipeline-splits a b --num-replicas 2", Pipeline(pipeline_splits=("a", "b"))),
-        ("--pipeline-split a --pipeline-num 3", Pipeline(pipeline_splits=("a",))),
-        ("--pipeline_splits=3", Pipeline(pipeline_splits=("3",))),
-        ("--pipeline-splits", Pipeline()),
+        ("", PipelineSection()),
+        ("--pipeline-splits a b --num-replicas 2", PipelineSection(pipeline_splits=("a", "b"))),
+        ("--pipeline-split a --pipeline-num 3", PipelineSection(pipeline_splits=("a",))),
+        ("--pipeline_splits=3", PipelineSection(pipeline_splits=("3",))),
+        ("--pipeline-splits", PipelineSection()),
         (
             "--pipeline-schedule GROUPED --device-mapping 0 1 1 0 --num-pipeline-stages 4",
-            Pipeline(pipeline_schedule="Grouped", device_mapping=(0, 1, 1, 0), num_pipeline_stages=4),
+            PipelineSection(pipeline_schedule="Grouped", device_mapping=(0, 1, 1, 0), num_pipeline_stages=4),
         ),
-        ("--pipeline-sch sequential", Pipeline(pipeline_schedule="Sequential")),
-        ("--recomputation True --num-pip 2", Pipeline(recomputation=True, num_pipeline_stages=2)),
-        ("--enable-recompute --num-pip 2", Pipeline(recomputation=True, num_pipeline_stages=2)),
-        ("--enable-recomputation yes --num-pip 2", Pipeline(recomputation=True, num_pipeline_stages=2)),
+        ("--pipeline-sch sequential", PipelineSection(pipeline_schedule="Sequential")),
+        ("--recomputation True --num-pip 2", PipelineSection(recomputation=True, num_pipeline_stages=2)),
+        ("--enable-recompute --num-pip 2", PipelineSection(recomputation=True, num_pipeline_stages=2)),
+        ("--enable-recomputation yes --num-pip 2", PipelineSection(recomputation=True, num_pipeline_stages=2)),
         (
             "--xla-recompute --num-pip 2 --strict",
-            Pipeline(recomputation=True, num_pipeline_stages=2, strict_pipeline=True),
+            PipelineSection(recomputation=True, num_pipeline_stages=2, strict_pipeline=True),
         ),
-        ("--no-recomputation", Pipeline()),
+        ("--no-recomputation", PipelineSection()),
     ],
 )
 def test_spellings(line, wanted):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.config.load import Resolved, named_blocks, resolve
-from headrace.config.schema import Model, Pipeline
+from headrace.config.schema import ModelSection, PipelineSection
 from headrace.config.yaml_blocks import listed
 from headrace.core.units import parse_bytes
 from headrace.data.dataset import describe_dataset
@@ -21,7 +21,7 @@ NAMES = [block.name for block in listed(named_blocks(None)) if block.name not in
 def planned(resolved: Resolved) -> Plan:
     """Plan with a tiny network without stages: neither changes a call, and both take time to plan."""
     config = resolved.config
-    small = replace(config, pipeline=Pipeline(), model=Model(model_name="toy_model"))
+    small = replace(config, pipeline=PipelineSection(), model=ModelSection(model_name="toy_model"))
     info = describe_dataset(config.data, absent_ok=True)
     return make_plan(small, info, build_network(small.model, info.num_classes, info.image_hwc))
 

@@ -24,7 +24,7 @@ PIXEL_OPTIONS = ("normalization", "pixel_mean", "pixel_std")
 _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 
-class Options:
+class DerivedOptions:
     """All options while values are derived: their values so far, and what was derived."""
 
     def __init__(self, found: Mapping[str, Given]) -> None:
@@ -53,7 +53,7 @@ class Options:
         self.found[name] = self.derived[name] = given
 
 
-Facts = TypeVar("Facts", bound=Options)
+Facts = TypeVar("Facts", bound=DerivedOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def derive(found: Mapping[str, Given], weights: Layer | None = None, *, detects:
     return facts.found
 
 
-class _Facts(Options):
+class _Facts(DerivedOptions):
     def __init__(self, found: Mapping[str, Given], weights: Layer, *, detects: bool) -> None:
         super().__init__(found)
         self.weights, self.detects = weights, detects

@@ -31,7 +31,7 @@ from headrace.config.layers import YIELDS, Given, Layer, launcher_layer, merge_l
 from headrace.config.networks import find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, config_options
 from headrace.config.section_data import IMAGE_DATASETS
-from headrace.config.section_model import Model
+from headrace.config.section_model import ModelSection
 from headrace.config.spellings import (
     PARTS_YIELD,
     SIZE,
@@ -159,9 +159,9 @@ def network_options() -> frozenset[str]:
     return frozenset(name for name, option in all_options().items() if option.section == "model") - KEPT_OF_MODEL
 
 
-def network_changes(model: Model) -> dict[str, Any]:
+def network_changes(model: ModelSection) -> dict[str, Any]:
     """Return the options that shape a network beside its name, where they are not the defaults."""
-    defaults = Model()
+    defaults = ModelSection()
     shaping = network_options() & config_options().keys() - {"model_name"}
     values = {name: getattr(model, name) for name in sorted(shaping)}
     return {name: value for name, value in values.items() if value != getattr(defaults, name)}

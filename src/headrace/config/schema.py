@@ -11,9 +11,9 @@ from headrace.config.field import Option, options_of
 from headrace.config.section_augment import Augment
 from headrace.config.section_compiler import Compiler
 from headrace.config.section_data import Data
-from headrace.config.section_learning import Checkpoint, Learning, Logging, Numerics, Validation
-from headrace.config.section_model import Model, Weights
-from headrace.config.section_pipeline import Pipeline
+from headrace.config.section_learning import CheckpointSection, Learning, Logging, Numerics, Validation
+from headrace.config.section_model import ModelSection, WeightsSection
+from headrace.config.section_pipeline import PipelineSection
 from headrace.config.section_run import Batch, Run
 from headrace.config.spellings import SPELLINGS
 
@@ -21,18 +21,18 @@ __all__ = [
     "SECTIONS",
     "Augment",
     "Batch",
-    "Checkpoint",
+    "CheckpointSection",
     "Compiler",
     "Config",
     "Data",
     "Learning",
     "Logging",
-    "Model",
+    "ModelSection",
     "Numerics",
-    "Pipeline",
+    "PipelineSection",
     "Run",
     "Validation",
-    "Weights",
+    "WeightsSection",
     "all_options",
     "config_options",
     "options_in",
@@ -48,14 +48,14 @@ class Config:
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
-    model: Model = field(default_factory=Model)
-    weights: Weights = field(default_factory=Weights)
+    model: ModelSection = field(default_factory=ModelSection)
+    weights: WeightsSection = field(default_factory=WeightsSection)
     batch: Batch = field(default_factory=Batch)
-    pipeline: Pipeline = field(default_factory=Pipeline)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
     numerics: Numerics = field(default_factory=Numerics)
     learning: Learning = field(default_factory=Learning)
     validation: Validation = field(default_factory=Validation)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     logging: Logging = field(default_factory=Logging)
     compiler: Compiler = field(default_factory=Compiler)
 

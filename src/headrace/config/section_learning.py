@@ -330,7 +330,7 @@ CURRENT_TIME = "current_time"  # in a path: when the run starts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class CheckpointSection:
     """What is saved, and how long it is kept."""
 
     checkpoints: bool = option(True, "Save checkpoints.")

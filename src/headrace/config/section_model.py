@@ -16,7 +16,7 @@ from headrace.rows.values import PLACE, above, at_least, between, factors_by_pat
 # ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
 
 
-def variant_of(model: "Model") -> NetworkRow | None:
+def variant_of(model: "ModelSection") -> NetworkRow | None:
     """Return the network of a model section, or None where the name is not in the table."""
     try:
         return find_variant(model.model_name)
@@ -24,7 +24,7 @@ def variant_of(model: "Model") -> NetworkRow | None:
         return None
 
 
-def norm_choice(model: "Model") -> dict[str, Any]:
+def norm_choice(model: "ModelSection") -> dict[str, Any]:
     """Return the norm of the network: the only one that it has, or `norm_layer` with the family's number of groups."""
     variant = variant_of(model)
     if variant and variant.norm != "any":
@@ -39,7 +39,7 @@ DIALECTS = ("reference", "torchvision", "timm", "keras")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelSection:
     """The network."""
 
     model_name: str = option(
@@ -149,7 +149,7 @@ class Model:
 
 
 def _differs(facts: Facts, name: str) -> bool:
-    return getattr(facts.config.model, name) != getattr(Model(), name)
+    return getattr(facts.config.model, name) != getattr(ModelSection(), name)
 
 
 def _foreign(facts: Facts, option: str) -> bool:
@@ -238,7 +238,7 @@ MODEL_RULES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class WeightsSection:
     """The weights that training starts from, and which of them it trains."""
 
     weights: str | None = option(

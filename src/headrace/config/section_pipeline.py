@@ -27,7 +27,7 @@ def _is_number(splits: tuple[str, ...]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class PipelineSection:
     """The pipeline stages of the network, and in which order and where they run."""
 
     pipeline_splits: tuple[str, ...] = option(

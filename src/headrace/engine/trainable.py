@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.config.schema import Weights
+from headrace.config.schema import WeightsSection
 from headrace.core.errors import ConfigError, did_you_mean
 
 BACKBONE = "backbone"  # in place of a regular expression: all weights but those of the head
@@ -50,7 +50,7 @@ EVERYTHING = Trainable()
 
 
 def make_trainable(
-    weights: Weights,
+    weights: WeightsSection,
     network: Callable[[], Mapping[str, Any]],
     head: Callable[[Iterable[str]], str],
     block_names: Sequence[str] = (),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.config.schema import Model
+from headrace.config.schema import ModelSection
 from headrace.model.activations import activation_of
 from headrace.model.composite import Named
 from headrace.model.layers import Conv
@@ -59,7 +59,7 @@ class BuildOptions:
     name: str  # of the network
     norm: NormSpec
     dialect: Dialect
-    options: Model
+    options: ModelSection
     num_classes: int
 
     def padding(self, kernel: int, *, symmetric: bool = False) -> Padding:

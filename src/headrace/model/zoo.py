@@ -3,7 +3,7 @@
 import importlib
 
 from headrace.config.networks import find_variant
-from headrace.config.schema import Model
+from headrace.config.schema import ModelSection
 from headrace.config.section_model import norm_choice
 from headrace.model.build_options import DIALECTS, BuildOptions
 from headrace.model.network import Network
@@ -16,7 +16,7 @@ def model_names() -> tuple[str, ...]:
     return tuple(NETWORKS)
 
 
-def build_network(model: Model, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
+def build_network(model: ModelSection, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
     """Build the network that the model options (`config.model`) select."""
     row = find_variant(model.model_name, image_size=image_hwc[0])
     library = "timm" if row.torch_only and model.model_dialect != "torchvision" else model.model_dialect

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from headrace.config.checks import check
-from headrace.config.derived import Derived, Options, apply_rows
+from headrace.config.derived import Derived, DerivedOptions, apply_rows
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import IMAGES_RECIPE, NO_RECIPE, Resolved, build, options_of, with_values
 from headrace.config.networks import find_variant
-from headrace.config.schema import Config, Data, Model
+from headrace.config.schema import Config, Data, ModelSection
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_model import norm_choice, variant_of
@@ -178,7 +178,7 @@ def _definition_in(name: str, config: Config, given: Collection[str]) -> Mapping
     if "model_name" in known:  # what came with them holds unless options say something else
         is_same = find_variant(known["model_name"]) == variant_of(config.model)
         if given and is_same:
-            defaults = Model()
+            defaults = ModelSection()
             refuse_another(config.model, given, {key: known.get(key, getattr(defaults, key)) for key in OPTIONS}, name)
         return {}
     if is_path(name) and not path_of(name).is_file():  # a run without a description, or nothing at all
@@ -203,7 +203,7 @@ class _Replicas(NamedTuple):
     where: str
 
 
-class Settled(Options):
+class Settled(DerivedOptions):
     """A configuration while values are chosen for it, with its dataset and devices, which are looked at once."""
 
     def __init__(self, resolved: Resolved, custom: CustomParts) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from headrace.config.schema import Learning, Pipeline
+from headrace.config.schema import Learning, PipelineSection
 from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet
@@ -168,7 +168,7 @@ class CallProgram:
         return self.program.memory_analysis()
 
 
-def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
+def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: PipelineSection) -> Executor:
     """Return the executor of a plan's calls, on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
     # Stages that share one device have nothing to overlap: as one program they need no launches between them.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.config.schema import Model
+from headrace.config.schema import ModelSection
 from headrace.config.section_model import DIALECTS, variant_of
 from headrace.core.errors import ConfigError
 from headrace.model.network import Network, weights_like
@@ -61,13 +61,13 @@ _DEFINITIONS: Mapping[str, Sequence[tuple[str, Sequence[Definition]]]] = {
 }
 
 
-def has_definitions(model: Model) -> bool:
+def has_definitions(model: ModelSection) -> bool:
     """Say whether libraries define the network in more than one way, as far as their weights can be read."""
     variant = variant_of(model)
     return variant is not None and variant.family in OPTION_FAMILIES["model_dialect"]
 
 
-def find_definition(model: Model, given: Collection[str], shapes: Shapes, source: str) -> Mapping[str, str]:
+def find_definition(model: ModelSection, given: Collection[str], shapes: Shapes, source: str) -> Mapping[str, str]:
     """Return the options that make the network the one in a file, by the names and shapes of its tensors.
 
     Nothing where the network is that one already, or where the file is of quite another: loading it says what does not
@@ -105,13 +105,13 @@ def find_definition(model: Model, given: Collection[str], shapes: Shapes, source
     return {} if network == asked else {name: value for name, value in found.options.items() if name not in given}
 
 
-def refuse_another(model: Model, given: Collection[str], known: Mapping[str, str], source: str) -> None:
+def refuse_another(model: ModelSection, given: Collection[str], known: Mapping[str, str], source: str) -> None:
     """Refuse options by which the network computes something else than the one that weights are known to be of."""
     if _network(model) != _network(replace(model, **known)):
         raise contradiction(model, given, Definition(options=known), f"{source} is of a network with another one")
 
 
-def contradiction(model: Model, given: Collection[str], known: Definition, why: str) -> ConfigError:
+def contradiction(model: ModelSection, given: Collection[str], known: Definition, why: str) -> ConfigError:
     """Return the error for options that contradict what is known of weights."""
     said = " and ".join(f"{name} {getattr(model, name)}" for name in OPTIONS if name in given)
     return ConfigError(
@@ -132,13 +132,13 @@ def _undecided(network: str, definitions: Sequence[Definition], naming: Naming, 
     )
 
 
-def _network(model: Model) -> Network:
+def _network(model: ModelSection) -> Network:
     variant = variant_of(model)
     assert variant is not None
     return build_network(model, variant.num_classes, (variant.image_size, variant.image_size, 3))
 
 
-def _network_if_any(model: Model) -> Network | None:
+def _network_if_any(model: ModelSection) -> Network | None:
     """Return the network, or None where the options do not go with it: units of another kind have no such shortcut."""
     try:
         return _network(model)

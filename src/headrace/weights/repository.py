@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config.load import NO_RECIPE, network_changes, resolve_code
-from headrace.config.schema import Model
+from headrace.config.schema import ModelSection
 from headrace.weights.input_form import InputForm
 from headrace.weights.named import OWN
 from headrace.weights.published import published_weights
@@ -65,11 +65,11 @@ def crop_share(form: InputForm) -> float:
     return share if int(size / share) == shorter else size / (shorter + 0.5)
 
 
-def _model_of(network: Mapping[str, Any]) -> Model:
+def _model_of(network: Mapping[str, Any]) -> ModelSection:
     return resolve_code({"dataset": "auto", **network}, NO_RECIPE).config.model
 
 
-def _shape_of(model: Model) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _shape_of(model: ModelSection) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return what tells a network from others: its name and the options that change what it computes."""
     changes = network_changes(model)
     return model.model_name, tuple((name, repr(changes[name])) for name in sorted(changes) if name not in _OF_TRAINING)
