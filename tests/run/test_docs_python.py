@@ -30,7 +30,7 @@ small.export("small.safetensors")
 """
 
 
-NOTEBOOKS = ("first_model", "image_folders")
+NOTEBOOKS = ("first_model", "image_folders", "several_labels", "numbers")
 
 
 def notebook(name: str) -> dict[str, str]:
