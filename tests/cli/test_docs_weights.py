@@ -21,7 +21,7 @@ from tests.weights.test_convert_load import torch_resnet
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "weights.md"
 COMMANDS = [shlex.split(line[2:]) for line in PAGE.read_text().splitlines() if line.startswith("$ headrace")]
 OWN = {"config", "last", "top-k", "out", "format", "weights", "names", "platforms", "input", "mode", "decay", "output"}
-OWN |= {"private", "license", "use", "with-preprocessing", "dtype", "check-images", "flip", "no-flip"}
+OWN |= {"private", "license", "use", "with-preprocessing", "dtype", "check-images", "flip", "no-flip", "features"}
 
 
 def test_every_option_on_the_page_exists():

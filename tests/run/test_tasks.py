@@ -314,3 +314,23 @@ def test_labels_that_fit_no_task_are_refused(tmp_path, capsys):
     assert main(command(tmp_path)) != 0
     assert "Add --task regression" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_features_are_what_the_last_layer_scores(multi, tmp_path, capsys):
+    model, run, (images, _) = multi
+    found = model.features(images[:5])
+    (head,) = [name for name, tree in model.params.items() if "kernel" in tree and tree["kernel"].ndim == 2][-1:]
+    weights = model.params[head]
+    np.testing.assert_allclose(
+        found @ weights["kernel"] + weights["bias"], model.logits(images[:5]), rtol=1e-4, atol=1e-5
+    )
+    for number, image in enumerate(images[:3]):
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{number}.png")
+    files = [str(tmp_path / f"{number}.png") for number in range(3)]
+    assert main(["predict", str(run.directory), *files, "--features", "--output", str(tmp_path / "f.npz")]) == 0
+    with np.load(tmp_path / "f.npz") as written:
+        np.testing.assert_allclose(written["features"], model.features(files), rtol=1e-6)
+        assert written["files"].tolist() == files
+    capsys.readouterr()
+    assert main(["predict", str(run.directory), *files, "--features"]) != 0
+    assert "Add --output features.npz" in capsys.readouterr().err

@@ -44,7 +44,13 @@ def main(argv: list[str]) -> int:
     for flag, count in (("--top-k", args.top_k), ("--batch-size", args.batch_size)):
         if count < 1:
             raise ConfigError(f"{flag} is {count}.", rule="It must be 1 or more.")
-    form = _format(args.format, args.output)
+    if args.features and (args.output is None or args.output.suffix not in (".npz", ".csv") or args.format):
+        raise ConfigError(
+            f"--features with --output {args.output}{f' and --format {args.format}' if args.format else ''}.",
+            rule="Features are written to a file, as its suffix says: .npz or .csv.",
+            remedy="Add --output features.npz, and leave --format out.",
+        )
+    form = _format(args.format, None if args.features else args.output)
     for file, flag in ((args.output, "--output"), (args.page, "--page")):
         check_output(file, flag)
     by_name = args.weights not in ("", *WHICH)
@@ -72,6 +78,8 @@ def main(argv: list[str]) -> int:
     run_in_calling_thread()  # before the devices start: afterwards it has no effect
     start_devices(args.platform, 1)
     most = min(args.top_k, len(weights.class_names))
+    if args.features:
+        return _write_features(weights, files, args)
     every = labels or task is not CLASSIFICATION
     found = list(predict(weights, files, most, args.batch_size, keep_shares=bool(every)))
     if task is CLASSIFICATION:
@@ -93,6 +101,16 @@ def main(argv: list[str]) -> int:
     if bad:
         print(f"{len(bad)} of {len(found)} images could not be read", file=sys.stderr)
     return SOME_UNREADABLE if bad else 0
+
+
+def _write_features(weights: "Weights", files: Sequence[Path], args: argparse.Namespace) -> int:
+    from headrace.run.features import features_of_files, write_features
+
+    found = features_of_files(weights, files, args.batch_size)
+    with writing(args.output, "--output"):
+        write_atomic(args.output, write_features(args.output, [str(file) for file in files], found))
+    print(f"written: {args.output} ({found.shape[0]:,} images, {found.shape[1]:,} features each)")
+    return 0
 
 
 def _thresholds(weights: "Weights", asked: str) -> list[float]:
@@ -271,6 +289,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write an HTML page too, of images in folders named after classes",
     )
     add_model_arguments(parser)
+    parser.add_argument(
+        "--features",
+        action="store_true",
+        help="write what the last layer scores, a row of numbers for each image, into --output (.npz or .csv)",
+    )
     parser.add_argument(
         "--threshold",
         default=_HALF,

@@ -66,6 +66,7 @@ from headrace.run.design import NOTHING, CustomParts, Design, design_run, starti
 from headrace.run.directory import checkpoints_of, from_saved, saved_form
 from headrace.run.exports.values import ExportOptions
 from headrace.run.exports.write import export_model
+from headrace.run.features import features_of_arrays, features_of_files
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.given_data import (
@@ -490,6 +491,28 @@ class Model:
                 row[number] = share
         problems = [prediction.problem for prediction in found]
         return Predictions(shares, self.class_names, files, problems, chosen.task)
+
+    @speaks_python
+    @tuned_interpreter()
+    def features(self, images: Any, *, weights: str = AUTO) -> np.ndarray:
+        """Return what the last layer scores, float32 [N, features], of image files, folders or an array [N, H, W, C].
+
+        Images that look alike to the network have features close to each other.
+        """
+        self._load_given_weights()
+        paths = image_paths(images)
+        if paths is not None:
+            files, chosen = self._with_files(paths, weights)
+            return features_of_files(chosen, files)
+        if not isinstance(images, np.ndarray) or images.ndim != 4 or not len(images):
+            raise ConfigError(
+                f"The images are a {type(images).__name__}.",
+                rule="Features are those of files, folders or an array [N, H, W, C].",
+                remedy="For one image: images[None].",
+            )
+        chosen = self._usable(weights, "take features with")
+        start_devices(self.config.run.platform, 1)
+        return features_of_arrays(chosen, images)
 
     @speaks_python
     @tuned_interpreter()

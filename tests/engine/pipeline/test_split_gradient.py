@@ -28,7 +28,7 @@ def values() -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
     return params, jnp.asarray(draw(size=(2, 6, 6, 4)), jnp.float32), jnp.asarray(draw(size=(2, 6, 6, 3)), jnp.float32)
 
 
-def convolutions(function, *given) -> int:  # noqa: ANN001
+def convolutions(function, *given) -> int:
     text = jax.jit(function).lower(*given).compile().as_text()
     assert text is not None
     return text.count(" convolution(")
@@ -41,12 +41,12 @@ def test_halves_are_the_gradient_and_share_no_convolution(policy, hands_all):
     run = network if policy == "all" else jax.checkpoint(network, policy={"products": keep_products()}.get(policy))
     _, backward = jax.vjp(run, params, x)
 
-    def gradients(kept, incoming):  # noqa: ANN001, ANN202
+    def gradients(kept, incoming):
         return kept(incoming)
 
     wanted = jax.tree.leaves(backward(dy))
 
-    def halves(backward, dy):  # noqa: ANN001, ANN202
+    def halves(backward, dy):
         split = SplitGradient(gradients, backward, dy, hands_all=hands_all)
         dx, handed = split.of_inputs(backward, dy)
         return split.of_weights(backward, dy, handed), dx
@@ -55,12 +55,12 @@ def test_halves_are_the_gradient_and_share_no_convolution(policy, hands_all):
     for mine, its in zip(found, wanted, strict=True):
         np.testing.assert_allclose(mine, its, rtol=2e-5, atol=1e-6)
 
-    def first(backward, dy):  # noqa: ANN001, ANN202
+    def first(backward, dy):
         return SplitGradient(gradients, backward, dy, hands_all=hands_all).of_inputs(backward, dy)
 
     handed = jax.jit(first)(backward, dy)[1]
 
-    def second(backward, dy, handed):  # noqa: ANN001, ANN202
+    def second(backward, dy, handed):
         return SplitGradient(gradients, backward, dy, hands_all=hands_all).of_weights(backward, dy, handed)
 
     # Three convolutions have two gradients each; where their results are not kept, they are computed again.
