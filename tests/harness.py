@@ -109,7 +109,6 @@ def make_spec(config, network, global_batch_size, *, replicas, count, trained=EV
     spec = StepSpec(
         network=network,
         optimizer=make_optimizer(learning, curve, global_batch_size, trained),
-        lr_curve=curve,
         precision=make_precision(config.numerics, config.batch),
         loss_scaling=make_loss_scaling(config.numerics, curve.span),
         fp_exceptions=config.numerics.fp_exceptions,

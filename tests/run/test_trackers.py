@@ -298,6 +298,7 @@ def test_mlflow_is_told_every_number_and_a_resume_continues_its_run(quick, monke
     assert all(len(batch.get("params", ())) <= 100 for batch in batches)
     options = {key: value for batch in batches for key, value in batch.get("params", ())}
     assert options["num_epochs"] == "2"
+    assert "momentum" in options, "what a mapping states is a column"
     told = {(key, step): value for batch in batches for key, value, _, step in batch.get("metrics", ())}
     for record in read_records(result.directory):
         if isinstance(record, CurvePoint):

@@ -61,7 +61,6 @@ class StepSpec:
 
     network: Network
     optimizer: Update
-    lr_curve: LrCurve
     precision: Precision
     loss_scaling: LossScaling
     fp_exceptions: bool = False  # whether the numbers of each block are finite
@@ -82,6 +81,15 @@ class StepSpec:
     compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     packing: Packing | None = None  # of the state that a step takes and returns
 
+    @property
+    def lr_curve(self) -> LrCurve:
+        """The learning rate of each step."""
+        return self.optimizer.lr_curve
+
+    def with_rates(self, lr_curve: LrCurve) -> "StepSpec":
+        """Return the specification with another learning rate."""
+        return replace(self, optimizer=replace(self.optimizer, lr_curve=lr_curve))
+
 
 def _of_block(_step: jax.typing.ArrayLike) -> jax.Array:
     raise AssertionError("the block brings the rates of its steps")
@@ -95,7 +103,7 @@ def without_values_of(block: Mapping[str, Any], spec: StepSpec) -> StepSpec:
     if "seed" in block:
         spec = replace(spec, seed=0)
     if "rate" in block:
-        spec = replace(spec, lr_curve=_of_block, optimizer=replace(spec.optimizer, lr_curve=_of_block))
+        spec = spec.with_rates(_of_block)
     return spec
 
 
@@ -105,7 +113,7 @@ def make_step(spec: StepSpec) -> Callable[[State, PyTree, PyTree], tuple[State, 
     def step(state: State, resident: PyTree, slices: PyTree) -> tuple[State, Metrics]:
         # Arguments of the program, not constants in it: a run with others then needs no other program.
         seed, rate = slices.get("seed", spec.seed), slices.get("rate")
-        now = replace(spec, seed=seed, lr_curve=spec.lr_curve if rate is None else lambda _step: rate)
+        now = replace(spec if rate is None else spec.with_rates(lambda _step: rate), seed=seed)
         gradients = _mean_gradients(now, state, resident, slices)
         # After accumulation: the exchange costs the same however many micro-batches a step has.
         grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from headrace.data.dataset import DataInfo, DataSet, FoundSet, find_set
 from headrace.data.feeding.balance import EVEN_OUT, describe_uneven, refuse_weights
 from headrace.engine.compiler import decide
 from headrace.engine.loss_scale import LossScaling, make_loss_scaling, resumed_loss_scale
-from headrace.engine.lr_curve import make_lr_curve
+from headrace.engine.lr_curve import LrCurve, make_lr_curve
 from headrace.engine.objective import CustomObjective, LossFunction, loss_named
 from headrace.engine.optimizer import Update, make_optimizer
 from headrace.engine.precision import Precision, make_precision
@@ -121,11 +121,15 @@ class Design:
     network: Network
     plan: Plan
     precision: Precision
-    lr_curve: Callable[[Any], Any]
     optimizer: Update
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
     custom: CustomParts = NOTHING
+
+    @property
+    def lr_curve(self) -> LrCurve:
+        """The learning rate of each step."""
+        return self.optimizer.lr_curve
 
     @property
     def loss_scaling(self) -> LossScaling:
@@ -248,7 +252,6 @@ def design_run(
         network=network,
         plan=plan,
         precision=make_precision(config.numerics, config.batch, half_partials=config.compiler.half_partials),
-        lr_curve=lr_curve,
         optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, trainable, custom.optimizer),
         trainable=trainable,
         sizes=size_spans(config.augment, network, plan.steps),

@@ -180,4 +180,4 @@ def _with_growing_rate(design: Design, num_steps: int, lowest: float, highest: f
 
     batch = design.plan.batch.global_batch_size
     optimizer = make_optimizer(design.config.learning, curve, batch, design.trainable, design.custom.optimizer)
-    return replace(design, lr_curve=curve, optimizer=optimizer)
+    return replace(design, optimizer=optimizer)

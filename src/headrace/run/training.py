@@ -217,7 +217,6 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
     return StepSpec(
         network=design.network,
         optimizer=design.optimizer,
-        lr_curve=design.lr_curve,
         precision=design.precision,
         loss_scaling=design.loss_scaling,
         fp_exceptions=config.numerics.fp_exceptions,
