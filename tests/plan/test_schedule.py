@@ -85,7 +85,7 @@ def test_zero_bubble_does_gradients_of_weights_once_and_after_those_of_the_input
 
 @pytest.mark.parametrize(("S", "G"), [(2, 4), (4, 4), (4, 8), (4, 16), (8, 16), (8, 9)])
 def test_zero_bubble_waits_a_third_as_long_as_interleaved(S, G):
-    """With halves as long as a forward pass: 3 G + (S - 1), where Interleaved takes 3 (G + S - 1); ZB-H1's closed form."""
+    """With halves as long as a forward pass: 3 G + S - 1, the closed form of ZB-H1; Interleaved takes 3 (G + S - 1)."""
     table = make_table("ZeroBubble", Work(tuple(range(S)), G), equal_stages(1, 2))
     assert table.total_time == 3 * G + S - 1
     assert make_table("Interleaved", Work(tuple(range(S)), G), equal_stages(1, 2)).total_time == 3 * (G + S - 1)
