@@ -27,7 +27,7 @@ class LabelAccuracy:
 
 
 @dataclass(frozen=True)
-class AbsoluteError:
+class AbsoluteErrorOfTargets:
     """The mean over the targets of |answer - target|, in the units of the targets."""
 
     std: tuple[float, ...]
@@ -163,7 +163,7 @@ def number_metrics(scale: Scale) -> tuple[Metric, ...]:
             title="MAE",
             says="the mean of |answer - target|, in the target's units",
             better="less",
-            per_image=AbsoluteError(scale.std),
+            per_image=AbsoluteErrorOfTargets(scale.std),
         ),
         Metric(
             name="rmse",

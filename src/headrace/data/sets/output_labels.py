@@ -22,7 +22,7 @@ _NUM_NAMED = 5
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
-class Labelled(NamedTuple):
+class OutputLabels(NamedTuple):
     """The names of the outputs, the labels of all images, and what is to be said of them."""
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ def separator_of(texts: Sequence[str]) -> str | None:
     return next((each for each in SEPARATORS if any(each in text for text in texts)), None)
 
 
-def tags_of(texts: Sequence[str], places: Sequence[str], known: Sequence[bool]) -> Labelled:
+def tags_of(texts: Sequence[str], places: Sequence[str], known: Sequence[bool]) -> OutputLabels:
     """Return the labels that each text names; only those of `known` texts (of training images) are there to name.
 
     `places` say where each text stands, for messages.
@@ -63,10 +63,10 @@ def tags_of(texts: Sequence[str], places: Sequence[str], known: Sequence[bool]) 
                 )
             labels[row, number[word]] = 1
     between = f"separated by {separator!r}" if separator else "separated by spaces"
-    return Labelled(names, labels, (f"labels are {between}: {labels.sum() / max(1, len(labels)):.2f} an image",))
+    return OutputLabels(names, labels, (f"labels are {between}: {labels.sum() / max(1, len(labels)):.2f} an image",))
 
 
-def flags_of(rows: Sequence[Sequence[str]], names: Sequence[str], places: Sequence[str]) -> Labelled:
+def flags_of(rows: Sequence[Sequence[str]], names: Sequence[str], places: Sequence[str]) -> OutputLabels:
     """Return the labels of columns of 0 and 1."""
     labels = np.zeros((len(rows), len(names)), np.uint8)
     for row, (texts, place) in enumerate(zip(rows, places, strict=True)):
@@ -79,10 +79,10 @@ def flags_of(rows: Sequence[Sequence[str]], names: Sequence[str], places: Sequen
                     rule="In columns of labels, 1 is an image that has the label and 0 one that has not.",
                     remedy="Name the columns of labels: --label-column cat,dog.",
                 )
-    return Labelled(tuple(names), labels)
+    return OutputLabels(tuple(names), labels)
 
 
-def numbers_of(rows: Sequence[Sequence[str]], names: Sequence[str], places: Sequence[str]) -> Labelled:
+def numbers_of(rows: Sequence[Sequence[str]], names: Sequence[str], places: Sequence[str]) -> OutputLabels:
     """Return the targets of columns of numbers, float64."""
     for texts, place in zip(rows, places, strict=True):
         wrong = next((k for k, text in enumerate(texts) if not _NUMBER.fullmatch(text)), None)
@@ -96,7 +96,7 @@ def numbers_of(rows: Sequence[Sequence[str]], names: Sequence[str], places: Sequ
     if not np.isfinite(targets).all():
         row, column = (int(axis[0]) for axis in np.nonzero(~np.isfinite(targets)))
         raise DataError(f"{places[row]}: {names[column]} is too large for a number.", rule="A target is finite.")
-    return Labelled(tuple(names), targets)
+    return OutputLabels(tuple(names), targets)
 
 
 def array_labels(array: np.ndarray, task: str, what: str) -> np.ndarray:

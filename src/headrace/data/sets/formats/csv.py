@@ -194,7 +194,7 @@ def _rows(file: Path, size: int, named: Columns) -> tuple[list[_Row], tuple[str,
     return rows, tuple(heading[place].strip() for place in columns.labels)
 
 
-class _Places(NamedTuple):
+class _ColumnPlaces(NamedTuple):
     """Where the columns are."""
 
     path: int
@@ -202,7 +202,7 @@ class _Places(NamedTuple):
     split: int | None
 
 
-def _columns(file: Path, header: Sequence[str], named: Columns) -> _Places:
+def _columns(file: Path, header: Sequence[str], named: Columns) -> _ColumnPlaces:
     names = [name.strip().lower() for name in header]
     wanted = [name.strip().lower() for name in (named.label or "").split(",") if name.strip()]
     for option, given in (("image_column", [named.image] if named.image else []), ("label_column", wanted)):
@@ -229,10 +229,10 @@ def _columns(file: Path, header: Sequence[str], named: Columns) -> _Places:
             rule=_RULE,
             remedy="Name the others: --image-column NAME, --label-column NAME.",
         )
-    return _Places(path, tuple(labels), split)
+    return _ColumnPlaces(path, tuple(labels), split)
 
 
-def _row(file: Path, line: int, values: list[str], columns: _Places, named: Columns) -> _Row:
+def _row(file: Path, line: int, values: list[str], columns: _ColumnPlaces, named: Columns) -> _Row:
     most = max(columns.path, *columns.labels, columns.split or 0)
     if len(values) <= most:
         raise DataError(
