@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 import shutil
 import time
@@ -155,7 +156,7 @@ def test_what_may_not_be_written_is_refused_before_anything_starts(
     server: S3Server, quick: Callable[..., Resolved], tmp_path: Path
 ) -> None:
     server.fault = lambda method, path: "403" if method == "PUT" else ""
-    with pytest.raises(ConfigError, match=r"Cannot write s3://data/runs/.*may write there"):
+    with pytest.raises(ConfigError, match=r"Cannot write s3://data/runs: .*may write there"):
         train(stored(quick))
     server.fault = lambda method, path: ""
     with pytest.raises(ConfigError, match="s3://missing"):
@@ -234,4 +235,6 @@ def test_the_verdict_names_a_slow_link(
     assert main(shlex.split(words)) == 0
     said = capsys.readouterr().out
     assert "verdict     input-bound" in said
-    assert "the link is the limit: s3://data delivered 0." in said
+    found = re.search(r"the link is the limit: s3://data delivered ([\d.]+) kB/s", " ".join(said.split()))
+    assert found
+    assert 1 < float(found[1]) < 200  # the server sleeps after each piece, and answers several at once

@@ -59,7 +59,7 @@ SCHEMES = {
     "memory": Scheme(module="fsspec", extra="s3", credentials="none"),
 }
 PATIENCE_SECONDS = 60.0  # for which what may pass is tried again
-_DOUBTFUL_SECONDS = 5.0
+_FIRST_PATIENCE_SECONDS, _DOUBTFUL_SECONDS = 15.0, 5.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 10.0
 
 
@@ -126,7 +126,8 @@ class Store:
     def entry(self, name: str = "") -> Entry | None:
         """Return the file of a name, None where it is a folder or nothing."""
         try:
-            row = self._try("look at", name, lambda: self.system.info(self.path(name)))
+            # The first that is asked of most places: what cannot be reached at all should be said soon.
+            row = self._try("look at", name, lambda: self.system.info(self.path(name)), _FIRST_PATIENCE_SECONDS)
         except StoreMissing:
             return None
         return _entry(name or self.root.partition("?")[0].rpartition("/")[2], row) if row["type"] == "file" else None

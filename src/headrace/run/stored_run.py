@@ -49,7 +49,8 @@ def refuse_unwritable(log_dir: str) -> None:
         store.put(_PROBE, b"\n", patience=10.0)
         store.delete(_PROBE)
     except StoreError as error:
-        raise ConfigError(error.problem, rule=error.rule, remedy=error.remedy) from None
+        problem = error.problem.replace(f"/{_PROBE}", "")
+        raise ConfigError(problem, rule=error.rule, remedy=error.remedy) from None
 
 
 @contextmanager

@@ -151,8 +151,10 @@ def _rates(run: Measured, busy_seconds: float) -> str:
 
 
 def _link_advice(run: Measured) -> str:
+    rate = run.link_bytes_per_second
+    delivered = f"{rate / 1e6:,.1f} MB/s" if rate >= 1e6 else f"{rate / 1e3:,.1f} kB/s"
     return (
-        f"the link is the limit: {run.link} delivered {run.link_bytes_per_second / 1e6:,.1f} MB/s; what the disk keeps "
+        f"the link is the limit: {run.link} delivered {delivered}; what the disk keeps "
         "(--dataset-disk-budget) is not fetched again, and packed images (headrace data pack) are fewer bytes"
     )
 
