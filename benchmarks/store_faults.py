@@ -41,6 +41,7 @@ class Proxy(ThreadingHTTPServer):
         self.shares: dict[str, float] = {}
         self.rate: float | None = None
         self.counts: Counter[str] = Counter()
+        self.manifests = 0  # of checkpoints, that were put
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -72,6 +73,8 @@ class _Forward(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         fault = self.server.fault(self.path)
+        if self.command == "PUT" and self.path.partition("?")[0].endswith("manifest.json"):
+            self.server.manifests += 1
         if fault == "503":
             return self._send(503, [], b"<Error><Code>SlowDown</Code><Message>on purpose</Message></Error>")
         if fault == "request cut":
@@ -168,7 +171,7 @@ def kills(proxy: Proxy, folder: Path, count: int) -> None:
     from headrace.core.stored_copy import walk
     from headrace.run.stored_run import bring_run
 
-    run, programs, epochs = "s3://bucket/runs/one", folder / "programs", max(40, count * 8)
+    run, programs, epochs = "s3://bucket/runs/one", folder / "programs", max(100, count * 40)
     words = ("train", *WORDS, "--num-epochs", epochs)
     whole = headrace(*words, "--output", folder / "whole", cache=folder / "plain", programs=programs)
     assert whole.wait() == 0, whole.stdout and whole.stdout.read().decode()[-2000:]
@@ -176,11 +179,11 @@ def kills(proxy: Proxy, folder: Path, count: int) -> None:
     for number in range(count):
         proxy.shares = {"503": 0.05, "request cut": 0.03, "answer cut": 0.03, "answer lost": 0.03}
         proxy.rate = 3e6
-        before = sum(proxy.counts.values())
+        before = proxy.manifests
         process = headrace(
             *words, "--output", run, "--resume", "auto", cache=folder / f"machine-{number}", programs=programs
         )
-        while process.poll() is None and sum(proxy.counts.values()) < before + 60:
+        while process.poll() is None and proxy.manifests == before:  # it has saved something there
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 2))
         if process.poll() is not None:

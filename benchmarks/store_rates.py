@@ -52,7 +52,7 @@ def rate(place: str) -> dict[str, float]:
     order = epoch_order(0, 1, len(found.train), True)
     began, cpu = time.perf_counter(), time.process_time()
     for first in range(0, len(order), 128):
-        reader.read(order[first : first + 128], np.uint32(1))
+        reader.read(order[first : first + 128], 1)
     clock, spent = time.perf_counter() - began, time.process_time() - cpu
     reader.close()
     return {
