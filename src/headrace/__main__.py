@@ -52,7 +52,7 @@ def with_packages(run: "Callable[[], int]") -> int:
     """Run a command; say what to install where a package that Headrace needs is missing, as in a mere clone."""
     from headrace.core.bytecode import keep_bytecode
 
-    keep_bytecode("headrace", "headrace_reference")
+    keep_bytecode("headrace")
     try:
         code = run()
         from headrace.core.process import leave_process

@@ -157,6 +157,7 @@ def test_the_card_has_the_numbers_of_the_run(run, tmp_path, capsys):
     metrics = {row["type"]: row["value"] for row in head["model-index"][0]["results"][0]["metrics"]}
     assert metrics == {"accuracy": record.top1, "loss": record.loss}
     assert (head["license"], head["library_name"]) == ("mit", "headrace")
+    assert record.top1 is not None
     low, high = wilson_interval(record.top1, 360)
     assert f"{100 * low:.1f} to {100 * high:.1f} %" in text
     assert f"{round(record.top1 * 360)} of 360 images" in text

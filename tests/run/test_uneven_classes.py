@@ -93,7 +93,7 @@ def test_one_answer_for_all_is_the_verdict_also_from_python(tmp_path, capsys):
     result = constant_run(tmp_path / "run", progress="plain")
     out = capsys.readouterr().out
     (end,) = records(tmp_path / "run", RunEnd)
-    answer, share = ("class 0", 10 / 11) if result.validation["raw"].top1 > 0.5 else ("class 1", 1 / 11)
+    answer, share = ("class 0", 10 / 11) if (result.validation["raw"].top1 or 0) > 0.5 else ("class 1", 1 / 11)
     assert end.model_verdict.startswith(f"constant: {answer} is the answer to all 11 validation images")
     assert result.verdict.startswith(end.model_verdict + "\n")
     assert f"warning: {end.model_verdict}" in out

@@ -23,7 +23,10 @@ _LONGEST_NAME = 255  # of a file
 
 
 def keep_bytecode(*packages: str) -> None:
-    """Read and write bytecode of these packages in the user's cache from here on, if Python does not write it."""
+    """Read and write bytecode of packages with such names in the user's cache, if Python does not write it itself.
+
+    The names are beginnings: what extends a package may have its name and more.
+    """
     source = Path(__file__).parent
     if sys.dont_write_bytecode or not os.access(source, os.W_OK):
         with suppress(OSError, RuntimeError):  # nobody's home
@@ -45,7 +48,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module is; None of other packages."""
-        if name.partition(".")[0] not in self._packages:
+        if not name.startswith(self._packages):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.origin and type(spec.loader) is SourceFileLoader:

@@ -7,6 +7,7 @@ Every sample counts exactly once: feeds pad the last batch, and the sums leave o
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, Protocol
 
 import jax
@@ -319,7 +320,8 @@ def make_forward(spec: EvalSpec, mesh: Mesh, selection: "Selection | None" = Non
         def one_batch(batch: dict[str, jax.Array]) -> PyTree:
             images, labels = spec.fetch(resident, batch)
             # A pass for each view, not one of as many images: the memory needed stays that of a plain validation.
-            logits = sum(share * logits_of(view) for share, view in views(images, spec.flip, spec.shift))
+            seen = (share * logits_of(view) for share, view in views(images, spec.flip, spec.shift))
+            logits = reduce(jnp.add, seen)
             mask = batch.get("mask")
             kept = spec.reducer.keep(logits, labels, mask)
             return (kept, scores_of(logits, labels, mask)) if keeps_scores else kept
