@@ -481,10 +481,10 @@ def test_two_runs_at_once_share_a_cache(tmp_path):
 
 OWN = """
 import sys, jax, headrace
-from headrace.engine.stored_programs import Request
-names, found = [], Request._name
-Request._name = lambda self: names.append(found(self)) or names[-1]
-Request._name.__module__ = "headrace"
+from headrace.engine.stored_programs import ProgramRequest
+names, found = [], ProgramRequest._name
+ProgramRequest._name = lambda self: names.append(found(self)) or names[-1]
+ProgramRequest._name.__module__ = "headrace"
 darker = lambda key, images, labels: images * 0.5
 options = {"log_dir": sys.argv[1] + "/runs", "compilation_cache_dir": sys.argv[1] + "/cache", "progress": "none"}
 model = headrace.Model("cifar_resnet8", dry_run_steps=1, micro_batch_size=8, **options)

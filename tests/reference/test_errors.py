@@ -29,7 +29,7 @@ BATCHES = [
     ("--dbn-replica-group-size 3 --num-replicas 4", ["must be a multiple"]),
 ]
 LEARNING = [
-    ("--lr-schedule linear", ["--lr-schedule is 'linear'", "not one of the choices"]),
+    ("--lr-schedule square", ["--lr-schedule is 'square'", "not one of the choices"]),
     (
         "--config none --lr-schedule polynomial --lr-schedule-params '{\"initial_learning_rate\": 0.1}'",
         ["lacks end_learning_rate_ratio, power", "found initial_learning_rate"],

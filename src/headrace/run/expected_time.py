@@ -10,7 +10,7 @@ from headrace.core.process import num_processors
 from headrace.core.units import format_duration
 from headrace.plan.duration import PASSES, Duration, expected_duration, speed_of
 from headrace.plan.steps import StepPlan
-from headrace.run.design import NOTHING, Design, design_run
+from headrace.run.design import Design, design_run
 
 WORTH_SAYING = 60.0  # seconds; what is over sooner needs no forecast
 LONG_ON_CPU = 600.0  # seconds after which a person at a CPU is told what would be quicker
@@ -74,7 +74,11 @@ def _in_minutes(
 ) -> tuple[Mapping[str, object], float] | None:
     """Return the options and their expected seconds, if they are few, and the options can be given to this run."""
     # Weights and networks of code are of one network.
-    if design.custom is not NOTHING or ("model_name" in options and resolved.config.weights.weights):
+    if (
+        design.custom.parts
+        or design.custom.weights is not None
+        or ("model_name" in options and resolved.config.weights.weights)
+    ):
         return None
     if min(design.network.input_hwc[:2]) <= int(str(options["image_size"])):
         return None
