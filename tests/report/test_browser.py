@@ -124,7 +124,9 @@ def test_a_report_draws_the_values_of_the_records(tmp_path, visit):
     assert_drawn(drawn["training"], losses)
     assert_drawn(drawn["validation"], [(record.epoch, 1.0) for record in scores if record.weights == "raw"])
     drawn = curves(page, "Top-1 accuracy, %")
-    assert_drawn(drawn["validation"], [(each.epoch, 100 * each.top1) for each in scores if each.weights == "raw"])
+    assert_drawn(
+        drawn["validation"], [(each.epoch, 100 * (each.top1 or 0)) for each in scores if each.weights == "raw"]
+    )
     assert_drawn(drawn["validation, averaged weights"], [(2, 75)])
     assert_drawn(curves(page, "Throughput, images/s")["training"], [(k + 1, 1000 + k) for k in range(5)])
     # Hovering over an epoch has its numbers, also where they are not finite.
