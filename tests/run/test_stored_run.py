@@ -236,8 +236,8 @@ def test_the_verdict_names_a_slow_link(
     server.buckets["data"]["set.hrp"] = pack.read_bytes()
     words = f"""train s3://data/set.hrp --config none --model toy_model --image-size 32 --micro-batch-size 8
         --num-epochs 3 --decode-once off --dataset-cache none --dataset-disk-budget 0 --validations-per-epoch 0
-        --call-seconds 0 --progress none --output {tmp_path / "run"}"""
-    server.bytes_per_second = 15e3
+        --call-seconds 0 --pipeline-num-parallel 1 --progress none --output {tmp_path / "run"}"""
+    server.bytes_per_second = 30e3
     assert main(shlex.split(words)) == 0
     said = capsys.readouterr().out
     assert "verdict     input-bound" in said
