@@ -367,7 +367,7 @@ class RunRecorder:
                 num_validation_batches=self._design.plan.validation.num_batches,
                 rest_seconds=spent["rest"],
                 wall_seconds=sum(spent.values()),
-                link=", ".join(link.places) if came else "",
+                link=", ".join(link.places_since(self._link_before)),
                 link_bytes_per_second=came / max(1e-9, link.seconds - self._link_before.seconds),
                 link_waited_seconds=link.waited_seconds - self._link_before.waited_seconds,
             )

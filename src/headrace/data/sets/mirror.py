@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -336,18 +336,27 @@ class Mirror:
 class Link:
     """What came from stores, in how many seconds in which anything was on its way, and how long threads waited."""
 
-    places: tuple[str, ...]
-    num_bytes: int
+    bytes_of: Mapping[str, int]  # by the store's address
     seconds: float
     waited_seconds: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.bytes_of.values())
+
+    def places_since(self, before: "Link") -> tuple[str, ...]:
+        """Return the addresses that something came from since then."""
+        return tuple(place for place, count in self.bytes_of.items() if count > before.bytes_of.get(place, 0))
 
 
 def link_so_far() -> Link:
     """Return what this process has fetched."""
     used = [mirror for mirror in _mirrors.values() if mirror.fetched_bytes]
+    bytes_of: dict[str, int] = {}
+    for mirror in used:
+        bytes_of[mirror.store.address] = bytes_of.get(mirror.store.address, 0) + mirror.fetched_bytes
     return Link(
-        places=tuple(mirror.store.address for mirror in used),
-        num_bytes=sum(mirror.fetched_bytes for mirror in used),
+        bytes_of=bytes_of,
         seconds=sum(mirror.link_seconds for mirror in used),
         waited_seconds=sum(mirror.waited_seconds for mirror in used),
     )
