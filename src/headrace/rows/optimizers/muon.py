@@ -29,7 +29,8 @@ def is_matrix(name: str, shape: tuple[int, ...], excluded: "re.Pattern[str]") ->
 def orthogonal(matrices: "jax.Array", rounds: int, half: bool = False) -> "jax.Array":
     """Return matrices [K, M, N] with their singular values brought near 1 (Newton-Schulz, quintic).
 
-    In bfloat16 (`half`) they end between 0.6 and 1.3 instead of 0.7 and 1.2: the iteration corrects most of its errors.
+    In bfloat16 (`half`) those of random matrices end between 0.65 and 1.20 after three and five rounds, in float32
+    between 0.68 and 1.20: the iteration corrects most of its errors.
     """
     import jax.numpy as jnp
 
